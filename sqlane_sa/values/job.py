@@ -1,0 +1,130 @@
+"""Jobs as values: new, enqueued, claimed, read back, failed. Nothing here knows SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewJob:
+    """A checked job that is ready to insert.
+
+    `payload` is JSON text. `run_at` is aware, or None for the database's time of the insert; `delay_ms` is added to it.
+    An `id` of None gets a new one; retentions in ms, None keeps the finished job for ever.
+    """
+
+    id: str | None
+    name: str
+    payload: str
+    priority: int
+    run_at: datetime | None
+    delay_ms: int
+    mutex_keys: tuple[str, ...] | None
+    max_attempts: int
+    max_stalls: int
+    failure_job: str | None
+    completed_retention_ms: int | None
+    failed_retention_ms: int | None
+
+
+class Enqueued(NamedTuple):
+    """The answer to an enqueue; `created` is False when a job with that id was already there."""
+
+    id: str
+    created: bool
+
+
+class JobLock(NamedTuple):
+    """What fences a worker's write: it changes the job only while the token is the one of its claim."""
+
+    id: str
+    lock_token: str
+
+
+class ClaimedJob(NamedTuple):
+    """A job that one worker now holds: `attempts` were used before this one, `waited_ms` is how long it was due."""
+
+    id: str
+    name: str
+    attempts: int
+    max_attempts: int
+    stalls: int
+    max_stalls: int
+    mutex_keys: Sequence[str] | None
+    failure_job: str | None
+    lock_token: str
+    enqueued_at: datetime
+    waited_ms: float
+    priority: int
+    run_at: datetime
+    payload_text: str | None = None
+
+    @property
+    def attempt(self) -> int:
+        """The number of the attempt this claim is for, from 1."""
+        return self.attempts + 1
+
+    @property
+    def lock(self) -> JobLock:
+        return JobLock(self.id, self.lock_token)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as it stands in the database, as `queue.get` returns it.
+
+    `payload` is the decoded value; when the stored text cannot be decoded it is None and `payload_error` says why.
+    The payload of a completed job is gone: None, without an error.
+    """
+
+    id: str
+    name: str
+    status: str
+    priority: int
+    run_at: datetime
+    attempts: int
+    max_attempts: int
+    stalls: int
+    max_stalls: int
+    mutex_keys: tuple[str, ...] | None
+    failure_job: str | None
+    lock_token: str | None
+    locked_by: str | None
+    locked_until: datetime | None
+    started_at: datetime | None
+    timed_out_at: datetime | None
+    finished_at: datetime | None
+    expires_at: datetime | None
+    last_error: dict[str, Any] | None
+    created_at: datetime
+    updated_at: datetime
+    payload: Any
+    payload_error: str | None
+
+
+class NameStats(NamedTuple):
+    """Counts of one name's jobs. `due` are among the `pending`, `stuck` among the `running`; the age is in ms."""
+
+    name: str
+    pending: int
+    due: int
+    running: int
+    stuck: int
+    failed: int
+    oldest_due_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class FailedJob:
+    """What a failure job is built from: the job that failed for good, its payload and its last error."""
+
+    id: str
+    name: str
+    payload: Any
+    attempt: int
+    max_attempts: int
+    failure_job: str
+    error: dict[str, Any]
