@@ -1,0 +1,73 @@
+"""The toolkit: plain functions `operation(conn, tables, *, ...)` over a caller-supplied SQLAlchemy `Connection`.
+
+They begin nothing, commit nothing, retry nothing and keep no state; what they raise is SQLAlchemy's. All are correct
+under READ COMMITTED, and all times are the database's.
+"""
+
+from sqlane_sa.store.candidates import find_candidates, find_keyed_candidates
+from sqlane_sa.store.claim import DueJob, claim, claim_plain, pick_free
+from sqlane_sa.store.failure import FailResult, fail
+from sqlane_sa.store.finish import (
+    ReleaseWrite,
+    RetryWrite,
+    complete,
+    find_held,
+    mark_timed_out,
+    release,
+    release_many,
+    renew_leases,
+    retry,
+    retry_many,
+)
+from sqlane_sa.store.insert import insert_jobs
+from sqlane_sa.store.inspect import get, stats
+from sqlane_sa.store.payloads import read_payload_texts, read_payloads
+from sqlane_sa.store.probe import Lane, next_linger_end, probe, probe_lanes
+from sqlane_sa.store.recovery import Recovery, find_stale, recover_stale
+from sqlane_sa.store.sleepers import awake, fall_asleep, sweep_sleepers, wake
+from sqlane_sa.store.sweep import MutexSweep, WaitsSweep, delete_expired, make_due, sweep_mutexes, sweep_waits
+from sqlane_sa.store.tuning import pin_plans
+
+__all__ = [
+    "DueJob",
+    "FailResult",
+    "Lane",
+    "MutexSweep",
+    "Recovery",
+    "ReleaseWrite",
+    "RetryWrite",
+    "WaitsSweep",
+    "awake",
+    "claim",
+    "claim_plain",
+    "complete",
+    "delete_expired",
+    "fail",
+    "fall_asleep",
+    "find_candidates",
+    "find_held",
+    "find_keyed_candidates",
+    "find_stale",
+    "get",
+    "insert_jobs",
+    "make_due",
+    "mark_timed_out",
+    "next_linger_end",
+    "pick_free",
+    "pin_plans",
+    "probe",
+    "probe_lanes",
+    "read_payload_texts",
+    "read_payloads",
+    "recover_stale",
+    "release",
+    "release_many",
+    "renew_leases",
+    "retry",
+    "retry_many",
+    "stats",
+    "sweep_mutexes",
+    "sweep_sleepers",
+    "sweep_waits",
+    "wake",
+]

@@ -1,0 +1,202 @@
+"""Candidates: due jobs that can start now.
+
+A plain job can start when it is due. A job with mutex keys can start when none of its keys is held or lingers, and
+when it is the oldest due job of each of its keys: the order per key is by (run_at, id), across names and whatever
+the priorities. Every pending job with keys has a row per key in `waits`, so "is an older job ahead?" is one index
+probe; a job that is not due yet is never ahead of one that is.
+
+Keyed jobs are looked for twice. First in a window: the first 500 due ones of each name and priority, each checked by
+itself until enough are found. With 100,000 jobs behind one held key the window holds nothing but jobs that cannot
+start, so a full window that yielded too little is followed by a walk over the keys: from key to key in `waits`, the
+head of each line, until some can start or the keys end. No key starves behind another.
+
+A row of `waits` counts only with its pending job: rows left over from jobs changed by hand block nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+
+from sqlane_sa.schema import Tables, moment
+from sqlane_sa.statement import INT, INTS, SMALL, TEXT, TEXTS, Statement, Types
+
+WINDOW = 500
+HEADS = 2000
+
+
+class Candidate(NamedTuple):
+    id: str
+    name: str
+    priority: int
+    run_at: datetime
+
+
+_COLUMNS: Types = {"id": TEXT, "job_name": TEXT, "priority": SMALL, "run_at": moment()}
+
+# One lane per (name, priority): with the priority fixed, run_at is an index bound, and jobs that are not due yet,
+# however good their priority, are never walked over.
+_LANES = """
+WITH RECURSIVE lane AS (
+    SELECT w.job_name, w.max_rows, f.priority
+    FROM unnest(CAST(:names AS text[]), CAST(:limits AS integer[])) AS w(job_name, max_rows) CROSS JOIN LATERAL (
+        SELECT j.priority FROM {jobs} AS j
+        WHERE j.status = 'pending' AND j.mutex_keys IS KEYED AND j.job_name = w.job_name
+        ORDER BY j.priority LIMIT 1) AS f
+    UNION ALL
+    SELECT l.job_name, l.max_rows, n.priority FROM lane AS l CROSS JOIN LATERAL (
+        SELECT j.priority FROM {jobs} AS j
+        WHERE j.status = 'pending' AND j.mutex_keys IS KEYED AND j.job_name = l.job_name AND j.priority > l.priority
+        ORDER BY j.priority LIMIT 1) AS n
+)"""
+
+_DUE_IN_LANE = """
+        SELECT j.id, j.run_at, j.mutex_keys FROM {jobs} AS j
+        WHERE j.status = 'pending' AND j.mutex_keys IS KEYED AND j.job_name = l.job_name AND j.priority = l.priority
+          AND j.run_at <= statement_timestamp()
+        ORDER BY j.run_at, j.id"""
+
+# Laterals with a LIMIT, because they can only run as index probes: a hash join would read whole tables for each job.
+_STARTABLE = """
+    NOT EXISTS (SELECT FROM unnest(c.mutex_keys) AS k(mutex_key) CROSS JOIN LATERAL (
+        SELECT FROM {mutexes} AS m WHERE m.mutex_key = k.mutex_key
+        AND (m.held_until IS NULL OR m.held_until > statement_timestamp()) LIMIT 1) AS busy)
+    AND NOT EXISTS (SELECT FROM unnest(c.mutex_keys) AS k(mutex_key) CROSS JOIN LATERAL (
+        SELECT FROM {waits} AS w CROSS JOIN LATERAL (
+            SELECT FROM {jobs} AS a WHERE a.id = w.job_id AND a.status = 'pending' AND a.mutex_keys IS NOT NULL
+            AND (a.run_at, a.id) < (c.run_at, c.id) LIMIT 1) AS pending
+        WHERE w.mutex_key = k.mutex_key AND (w.run_at, w.job_id) < (c.run_at, c.id) LIMIT 1) AS ahead)"""
+
+PLAIN = Statement(
+    _LANES.replace("KEYED", "NULL")
+    + """
+SELECT c.id, l.job_name, l.priority, c.run_at FROM lane AS l CROSS JOIN LATERAL ("""
+    + _DUE_IN_LANE.replace("KEYED", "NULL")
+    + " LIMIT l.max_rows) AS c",
+    {"names": TEXTS, "limits": INTS},
+    _COLUMNS,
+)
+
+# A row without an id says that the window of its lane is full.
+WINDOWED = Statement(
+    _LANES.replace("KEYED", "NOT NULL")
+    + """
+SELECT s.id, l.job_name, l.priority, s.run_at FROM lane AS l CROSS JOIN LATERAL (
+    SELECT c.id, c.run_at FROM ("""
+    + _DUE_IN_LANE.replace("KEYED", "NOT NULL")
+    + " LIMIT :window) AS c WHERE "
+    + _STARTABLE
+    + """ ORDER BY c.run_at, c.id LIMIT l.max_rows) AS s
+UNION ALL
+SELECT NULL, l.job_name, l.priority, NULL FROM lane AS l CROSS JOIN LATERAL ("""
+    + _DUE_IN_LANE.replace("KEYED", "NOT NULL")
+    + " OFFSET :window - 1 LIMIT 1) AS last",
+    {"names": TEXTS, "limits": INTS, "window": INT},
+    _COLUMNS,
+)
+
+# A row without an id names the last key that was looked at, when there may be more.
+WALKED = Statement(
+    """
+WITH RECURSIVE line AS (
+    (SELECT w.mutex_key, 1 AS place FROM {waits} AS w WHERE w.mutex_key > :after_key ORDER BY w.mutex_key LIMIT 1)
+    UNION ALL
+    SELECT n.mutex_key, l.place + 1 FROM line AS l CROSS JOIN LATERAL (
+        SELECT w.mutex_key FROM {waits} AS w WHERE w.mutex_key > l.mutex_key ORDER BY w.mutex_key LIMIT 1) AS n
+    WHERE l.place < :heads
+), head AS MATERIALIZED (
+    SELECT h.id, h.job_name, h.priority, h.run_at, h.mutex_keys FROM line AS l CROSS JOIN LATERAL (
+        SELECT j.id, j.job_name, j.priority, j.run_at, j.mutex_keys
+        FROM {waits} AS w CROSS JOIN LATERAL (
+            SELECT a.id, a.job_name, a.priority, a.run_at, a.mutex_keys FROM {jobs} AS a
+            WHERE a.id = w.job_id AND a.status = 'pending' AND a.mutex_keys IS NOT NULL LIMIT 1) AS j
+        WHERE w.mutex_key = l.mutex_key AND w.run_at <= statement_timestamp()
+        ORDER BY w.run_at, w.job_id LIMIT 1) AS h
+    WHERE h.run_at <= statement_timestamp() AND h.job_name = ANY(CAST(:names AS text[]))
+)
+SELECT c.id, c.job_name, c.priority, c.run_at FROM head AS c WHERE """
+    + _STARTABLE
+    + """
+UNION ALL
+SELECT NULL, l.mutex_key, CAST(0 AS smallint), NULL FROM line AS l WHERE l.place = :heads""",
+    {"names": TEXTS, "after_key": TEXT, "heads": INT},
+    _COLUMNS,
+)
+
+
+def find_candidates(
+    conn: Connection,
+    tables: Tables,
+    /,
+    *,
+    limits_by_name: Mapping[str, int],
+    keyed_names: Collection[str] | None = None,
+    after_key: str = "",
+    window: int = WINDOW,
+) -> list[str]:
+    """Ids of due jobs that can start now, best first, at most the limit of rows per name.
+
+    `keyed_names` are the names whose pending jobs may have mutex keys (None: any; leaving a name out saves an index
+    probe and hides its jobs that do have keys). `after_key` is where the walk over the keys starts, so that a caller
+    that moves it on gives each key its turn. Within a priority the names take turns.
+    """
+    limits = {name: limit for name, limit in limits_by_name.items() if limit > 0}
+    if not limits:
+        return []
+    found = _candidates(conn, tables, PLAIN, limits)
+    keyed = {name: limits[name] for name in limits if keyed_names is None or name in keyed_names}
+    if keyed:
+        found += _keyed(conn, tables, keyed, after_key, window)
+    return [candidate.id for candidate in _best(found, limits)]
+
+
+def find_keyed_candidates(
+    conn: Connection, tables: Tables, /, *, limits_by_name: Mapping[str, int], after_key: str = "", window: int = WINDOW
+) -> list[str]:
+    """`find_candidates` for the jobs with mutex keys alone."""
+    return [one.id for one in _best(_keyed(conn, tables, limits_by_name, after_key, window), limits_by_name)]
+
+
+def _candidates(
+    conn: Connection, tables: Tables, statement: Statement, limits: Mapping[str, int], **more: int
+) -> list[Candidate]:
+    parameters = {"names": list(limits), "limits": list(limits.values()), **more}
+    return [Candidate._make(row) for row in conn.execute(statement.on(tables), parameters)]
+
+
+def _keyed(conn: Connection, tables: Tables, limits: Mapping[str, int], after_key: str, window: int) -> list[Candidate]:
+    rows = _candidates(conn, tables, WINDOWED, limits, window=window)
+    found = [row for row in rows if row.id is not None]
+    full = {row.name for row in rows if row.id is None}
+    short = [name for name in full if sum(row.name == name for row in found) < limits[name]]
+    if short:
+        found += next(filter(None, _walk(conn, tables, short, after_key)), [])
+    return found
+
+
+def _walk(conn: Connection, tables: Tables, names: list[str], after_key: str) -> Iterator[list[Candidate]]:
+    """The heads that can start, by stretches of 2,000 keys: from `after_key` to the end, then from the start."""
+    for start in (after_key, "") if after_key else ("",):
+        key: str | None = start
+        while key is not None:
+            parameters = {"names": names, "after_key": key, "heads": HEADS}
+            rows = [Candidate._make(row) for row in conn.execute(WALKED.on(tables), parameters)]
+            yield [row for row in rows if row.id is not None]
+            key = next((row.name for row in rows if row.id is None), None)
+
+
+def _best(found: Iterable[Candidate], limits: Mapping[str, int]) -> list[Candidate]:
+    """By priority, and within a priority the names in turn: a long backlog of one name does not hide another."""
+    turns: dict[tuple[str, int], int] = {}
+    taken = dict.fromkeys(limits, 0)
+    placed: list[tuple[int, int, Candidate]] = []
+    for one in sorted(set(found), key=lambda c: (c.priority, c.run_at, c.id)):
+        if taken[one.name] < limits[one.name]:
+            taken[one.name] += 1
+            turn = turns[one.name, one.priority] = turns.get((one.name, one.priority), 0) + 1
+            placed.append((one.priority, turn, one))
+    placed.sort(key=lambda item: (item[0], item[1], item[2].run_at, item[2].id))
+    return [one for _, _, one in placed]

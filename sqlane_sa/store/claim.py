@@ -1,0 +1,241 @@
+"""Claim: due jobs become running, with a lock token and a lease.
+
+`claim` is the general way: lock the candidates, read which keys are busy, let the caller pick, take the keys, start.
+`claim_plain` is the short way for jobs without keys: one statement that finds, locks, starts and reads the payloads.
+
+Rows are locked with SKIP LOCKED and by a list of ids: `id IN (SELECT ... LIMIT n FOR UPDATE SKIP LOCKED)` runs the
+subquery again for each row under a nested loop and claims them all, and a join with it reads the whole primary key
+under a generic plan. Keys are inserted in ascending order, so that two claims cannot wait for each other in a circle.
+A transaction that frees keys must therefore not claim keyed jobs as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Double
+from sqlalchemy.types import TypeEngine
+
+from sqlane_sa.schema import Tables, moment
+from sqlane_sa.statement import BIG, INT, INTS, SMALL, TEXT, TEXTS, Statement
+from sqlane_sa.values.duration import seconds, to_ms
+from sqlane_sa.values.job import ClaimedJob
+
+
+class DueJob(NamedTuple):
+    """A locked candidate, as `pick` sees it. `mutex_keys` is None or a list of keys."""
+
+    id: str
+    name: str
+    priority: int
+    run_at: datetime
+    mutex_keys: Sequence[str] | None
+
+
+Pick = Callable[[Sequence[DueJob], Collection[str]], Iterable[DueJob]]
+
+LOCK_DUE = Statement(
+    """
+SELECT id, job_name, priority, run_at, mutex_keys FROM {jobs}
+WHERE id = ANY(CAST(:ids AS text[])) AND status = 'pending' AND run_at <= statement_timestamp()
+FOR UPDATE SKIP LOCKED""",
+    {"ids": TEXTS},
+    {"id": TEXT, "job_name": TEXT, "priority": SMALL, "run_at": moment(), "mutex_keys": TEXTS},
+)
+
+# The time comes along: ON CONFLICT ... WHERE may hold immutable functions only (Citus), and it must be the one by
+# which the keys were judged free.
+READ_BUSY = Statement(
+    """
+SELECT t.now, m.mutex_key FROM (SELECT statement_timestamp() AS now) AS t LEFT JOIN {mutexes} AS m
+ON m.mutex_key = ANY(CAST(:keys AS text[])) AND (m.held_until IS NULL OR m.held_until > statement_timestamp())""",
+    {"keys": TEXTS},
+    {"now": moment(), "mutex_key": TEXT},
+)
+
+ACQUIRE = Statement(
+    """
+INSERT INTO {mutexes} AS m (mutex_key, job_id, lock_token, held_until, created_at)
+SELECT i.mutex_key, i.job_id, :lock_token, NULL, statement_timestamp()
+FROM unnest(CAST(:keys AS text[]), CAST(:ids AS text[])) AS i(mutex_key, job_id) ORDER BY i.mutex_key
+ON CONFLICT (mutex_key) DO UPDATE
+SET job_id = excluded.job_id, lock_token = excluded.lock_token, held_until = NULL, created_at = excluded.created_at
+WHERE m.held_until <= :now
+RETURNING mutex_key, job_id""",
+    {"keys": TEXTS, "ids": TEXTS, "lock_token": TEXT, "now": moment()},
+    {"mutex_key": TEXT, "job_id": TEXT},
+)
+
+PUT_BACK = Statement(
+    "DELETE FROM {mutexes} WHERE job_id = ANY(CAST(:ids AS text[])) AND lock_token = :lock_token",
+    {"ids": TEXTS, "lock_token": TEXT},
+)
+
+_SET_RUNNING = """
+UPDATE {jobs} SET status = 'running', lock_token = :lock_token, locked_by = :locked_by,
+    locked_until = statement_timestamp() + CAST(:lease_ms AS bigint) * interval '1 millisecond',
+    started_at = statement_timestamp(), timed_out_at = NULL, updated_at = statement_timestamp()
+WHERE id = ANY(IDS)
+RETURNING id, job_name, attempts, max_attempts, stalls, max_stalls, mutex_keys, failure_job, lock_token, created_at,
+    CAST(extract(epoch FROM statement_timestamp() - run_at) * 1000 AS double precision) AS waited_ms,
+    priority, run_at"""
+
+_CLAIMED: dict[str, TypeEngine[Any]] = {
+    "id": TEXT,
+    "job_name": TEXT,
+    "attempts": INT,
+    "max_attempts": INT,
+    "stalls": INT,
+    "max_stalls": INT,
+    "mutex_keys": TEXTS,
+    "failure_job": TEXT,
+    "lock_token": TEXT,
+    "created_at": moment(),
+    "waited_ms": Double(),
+    "priority": SMALL,
+    "run_at": moment(),
+}
+
+START = Statement(
+    _SET_RUNNING.replace("IDS", "CAST(:ids AS text[])"),
+    {"ids": TEXTS, "lock_token": TEXT, "locked_by": TEXT, "lease_ms": BIG},
+    _CLAIMED,
+)
+
+LEAVE_LINES = Statement(
+    """
+DELETE FROM {waits} AS w USING {jobs} AS j CROSS JOIN LATERAL unnest(j.mutex_keys) AS k(mutex_key)
+WHERE j.id = ANY(CAST(:ids AS text[])) AND w.mutex_key = k.mutex_key AND w.run_at = j.run_at AND w.job_id = j.id""",
+    {"ids": TEXTS},
+)
+
+# Each lane is one index scan that begins at the best due job and stops at its limit. The payload is a scalar
+# subquery, so that it can only be an index probe for each job.
+CLAIM_PLAIN = Statement(
+    """
+WITH picked AS MATERIALIZED (
+    SELECT c.id FROM unnest(CAST(:names AS text[]), CAST(:priorities AS integer[]), CAST(:limits AS integer[]))
+        AS l(job_name, priority, max_rows) CROSS JOIN LATERAL (
+        SELECT j.id FROM {jobs} AS j
+        WHERE j.status = 'pending' AND j.mutex_keys IS NULL AND j.job_name = l.job_name AND j.priority = l.priority
+          AND j.run_at <= statement_timestamp()
+        ORDER BY j.run_at, j.id LIMIT l.max_rows FOR UPDATE SKIP LOCKED) AS c
+), started AS ("""
+    + _SET_RUNNING.replace("IDS", "ARRAY(SELECT id FROM picked)")
+    + """)
+SELECT s.*, (SELECT CAST(p.payload AS text) FROM {payloads} AS p WHERE p.id = s.id) AS payload_text FROM started AS s
+ORDER BY s.priority, s.run_at, s.id""",
+    {
+        "names": TEXTS,
+        "priorities": INTS,
+        "limits": INTS,
+        "lock_token": TEXT,
+        "locked_by": TEXT,
+        "lease_ms": BIG,
+    },
+    _CLAIMED | {"payload_text": TEXT},
+)
+
+
+def pick_free(rows: Sequence[DueJob], busy_keys: Collection[str]) -> list[DueJob]:
+    """Every row none of whose keys is busy or taken by a row before it."""
+    taken = set(busy_keys)
+    picked = []
+    for row in rows:
+        if taken.isdisjoint(row.mutex_keys or ()):
+            taken.update(row.mutex_keys or ())
+            picked.append(row)
+    return picked
+
+
+def claim(
+    conn: Connection,
+    tables: Tables,
+    /,
+    *,
+    candidate_ids: Sequence[str],
+    lock_token: str,
+    locked_by: str,
+    lease: float | timedelta,
+    pick: Pick = pick_free,
+) -> list[ClaimedJob]:
+    """Start those of the candidates that are still pending and due, can be locked, are picked and get all their keys.
+
+    `pick(rows, busy_keys)` gets the locked rows in the order of the candidates and returns those to start, in start
+    order. `lease` in seconds. Returns the started jobs in that order, without payloads. Rows not started stay locked
+    until the transaction ends.
+    """
+    rows = _lock_due(conn, tables, candidate_ids)
+    keys = sorted({key for row in rows for key in row.mutex_keys or ()})
+    now, busy = _read_busy(conn, tables, keys) if keys else (None, set[str]())
+    chosen = pick_free(list(pick(rows, busy)), ())
+    if any(row.mutex_keys for row in chosen):
+        chosen = _acquire(conn, tables, chosen, lock_token, now)
+    if not chosen:
+        return []
+    parameters = {
+        "ids": [row.id for row in chosen],
+        "lock_token": lock_token,
+        "locked_by": locked_by,
+        "lease_ms": to_ms(seconds(lease, "lease")),
+    }
+    started = {row.id: ClaimedJob(*row) for row in conn.execute(START.on(tables), parameters)}
+    if keys:
+        conn.execute(LEAVE_LINES.on(tables), {"ids": [row.id for row in chosen if row.mutex_keys]})
+    return [started[row.id] for row in chosen]
+
+
+def claim_plain(
+    conn: Connection,
+    tables: Tables,
+    /,
+    *,
+    lanes: Sequence[tuple[str, int, int]],
+    lock_token: str,
+    locked_by: str,
+    lease: float | timedelta,
+) -> list[ClaimedJob]:
+    """Start the first due jobs without keys of each lane `(name, priority, limit in rows)`, payloads included.
+
+    One statement. `lease` in seconds. Returns the started jobs by priority, run_at and id.
+    """
+    parameters = {
+        "names": [lane[0] for lane in lanes],
+        "priorities": [lane[1] for lane in lanes],
+        "limits": [lane[2] for lane in lanes],
+        "lock_token": lock_token,
+        "locked_by": locked_by,
+        "lease_ms": to_ms(seconds(lease, "lease")),
+    }
+    return [ClaimedJob._make(row) for row in conn.execute(CLAIM_PLAIN.on(tables), parameters)]
+
+
+def _lock_due(conn: Connection, tables: Tables, ids: Sequence[str]) -> list[DueJob]:
+    if not ids:
+        return []
+    place = {id_: index for index, id_ in enumerate(ids)}
+    rows = [DueJob._make(row) for row in conn.execute(LOCK_DUE.on(tables), {"ids": list(ids)})]
+    return sorted(rows, key=lambda row: place[row.id])
+
+
+def _read_busy(conn: Connection, tables: Tables, keys: list[str]) -> tuple[datetime, set[str]]:
+    rows = conn.execute(READ_BUSY.on(tables), {"keys": keys}).all()
+    return rows[0].now, {row.mutex_key for row in rows if row.mutex_key is not None}
+
+
+def _acquire(conn: Connection, tables: Tables, chosen: list[DueJob], lock_token: str, now: Any) -> list[DueJob]:
+    """All keys of a job or none: a set of which another claim got a part first is put back."""
+    pairs = sorted((key, row.id) for row in chosen for key in row.mutex_keys or ())
+    parameters = {
+        "keys": [key for key, _ in pairs],
+        "ids": [id_ for _, id_ in pairs],
+        "lock_token": lock_token,
+        "now": now,
+    }
+    got = {(row.mutex_key, row.job_id) for row in conn.execute(ACQUIRE.on(tables), parameters)}
+    lost = {id_ for key, id_ in pairs if (key, id_) not in got}
+    if lost:
+        conn.execute(PUT_BACK.on(tables), {"ids": sorted(lost), "lock_token": lock_token})
+    return [row for row in chosen if row.id not in lost]

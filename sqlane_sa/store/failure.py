@@ -1,0 +1,130 @@
+"""Fail: a job ends for good, and the job that reacts to it is enqueued in the same transaction."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Row
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from sqlane_sa.schema import Tables
+from sqlane_sa.statement import BIG, INT, TEXT, TEXTS, Statement
+from sqlane_sa.store.insert import insert_jobs
+from sqlane_sa.store.locks import Locked, free_keys, lock_running
+from sqlane_sa.store.payloads import read_payload_texts
+from sqlane_sa.values.errors import PayloadError
+from sqlane_sa.values.job import FailedJob, NewJob
+from sqlane_sa.values.payload import decode
+
+FailureBuilder = Callable[[FailedJob], NewJob | None]
+
+# The retention comes from the locked row as a value: Citus refuses a stable function mixed with a column.
+FAIL = Statement(
+    """
+UPDATE {jobs} SET status = 'failed', attempts = attempts + :attempts, stalls = stalls + :stalls,
+    last_error = CAST(:error AS jsonb), finished_at = statement_timestamp(),
+    expires_at = statement_timestamp() + CAST(:retention_ms AS bigint) * interval '1 millisecond',
+    timed_out_at = NULL, lock_token = NULL, locked_by = NULL, locked_until = NULL, updated_at = statement_timestamp()
+WHERE id = :id""",
+    {"id": TEXT, "attempts": INT, "stalls": INT, "error": TEXT, "retention_ms": BIG},
+)
+
+DROP = Statement(
+    """
+WITH dropped AS (DELETE FROM {jobs} WHERE id = ANY(CAST(:ids AS text[])) RETURNING id)
+DELETE FROM {payloads} WHERE id = ANY(ARRAY(SELECT id FROM dropped))""",
+    {"ids": TEXTS},
+)
+
+
+class FailResult(NamedTuple):
+    """`changed`: whether the job failed now. `failure_job_error` says why its failure job was not added."""
+
+    changed: bool
+    failure_job_id: str | None = None
+    failure_job_error: str | None = None
+
+
+def fail(
+    conn: Connection,
+    tables: Tables,
+    /,
+    *,
+    job: Locked,
+    error: Mapping[str, Any],
+    build_failure_job: FailureBuilder | None = None,
+) -> FailResult:
+    """Fail one running job for good: one attempt more, error and payload kept for its retention, keys freed.
+
+    When the job names a failure job, `build_failure_job(FailedJob)` returns the `NewJob` to insert, or None for none.
+    Building and inserting run under a savepoint: if they fail, the job still fails and the result says why.
+    Raises `OperationalError` (deadlock, timeout, lost connection): the whole is to be repeated.
+    """
+    row = lock_running(conn, tables, [job]).get((job.id, job.lock_token))
+    result = FailResult(False)
+    if row is not None:
+        result = fail_locked(conn, tables, row, error, build_failure_job, attempts=1)
+    free_keys(conn, tables, [job])
+    return result
+
+
+def fail_locked(
+    conn: Connection,
+    tables: Tables,
+    row: Row[Any],
+    error: Mapping[str, Any],
+    build: FailureBuilder | None,
+    *,
+    attempts: int = 0,
+    stalls: int = 0,
+) -> FailResult:
+    """Fail the job of a row that this transaction has locked, counting so many attempts and stalls more."""
+    payload = read_payload_texts(conn, tables, [row.id]).get(row.id) if row.failure_job and build else None
+    if row.failed_retention_ms == 0:
+        conn.execute(DROP.on(tables), {"ids": [row.id]})
+    else:
+        parameters = {
+            "id": row.id,
+            "attempts": attempts,
+            "stalls": stalls,
+            "error": json.dumps(error),
+            "retention_ms": row.failed_retention_ms,
+        }
+        conn.execute(FAIL.on(tables), parameters)
+    if not (row.failure_job and build):
+        return FailResult(True)
+    failed = FailedJob(
+        id=row.id,
+        name=row.job_name,
+        payload=_decoded(payload),
+        attempt=row.attempts + attempts,
+        max_attempts=row.max_attempts,
+        failure_job=row.failure_job,
+        error=dict(error),
+    )
+    return _add_failure_job(conn, tables, failed, build)
+
+
+def _add_failure_job(conn: Connection, tables: Tables, failed: FailedJob, build: FailureBuilder) -> FailResult:
+    try:
+        with conn.begin_nested():
+            job = build(failed)
+            if job is None:
+                return FailResult(True)
+            return FailResult(True, insert_jobs(conn, tables, jobs=[job])[0].id)
+    except Exception as problem:
+        if isinstance(problem, OperationalError) or (
+            isinstance(problem, DBAPIError) and problem.connection_invalidated
+        ):
+            raise
+        return FailResult(True, None, f"{type(problem).__name__}: {problem}"[:1000])
+
+
+def _decoded(payload: str | None) -> Any:
+    """None for a payload that nobody can read: the failure job reacts to that failure too."""
+    try:
+        return None if payload is None else decode(payload)
+    except PayloadError:
+        return None

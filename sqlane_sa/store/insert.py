@@ -1,0 +1,157 @@
+"""Insert: many new jobs, their payloads and their places in the lines of their keys, in one statement per chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection
+
+from sqlane_sa.schema import Tables
+from sqlane_sa.statement import BIGS, INTS, TEXT, TEXTS, Statement, Types
+from sqlane_sa.values.ids import new_ids
+from sqlane_sa.values.job import Enqueued, NewJob
+
+CHUNK_ROWS = 2000
+CHUNK_CHARS = 8 * 1024 * 1024
+"""A chunk ends at whichever comes first, so that neither the parameters nor the server's memory grow with the batch."""
+
+_BINDS: Types = {
+    "ids": TEXTS,
+    "names": TEXTS,
+    "payloads": TEXTS,
+    "priorities": INTS,
+    "run_ats": TEXTS,
+    "delays_ms": BIGS,
+    "mutex_keys": TEXTS,
+    "max_attempts": INTS,
+    "max_stalls": INTS,
+    "failure_jobs": TEXTS,
+    "completed_retentions_ms": BIGS,
+    "failed_retentions_ms": BIGS,
+    "channel": TEXT,
+}
+
+_INPUT = """
+WITH input AS MATERIALIZED (
+    SELECT i.id, i.job_name, i.payload, i.priority, CAST(i.mutex_keys AS text[]) AS mutex_keys, i.max_attempts,
+           i.max_stalls, i.failure_job, i.completed_retention_ms, i.failed_retention_ms,
+           -- timestamptz(3) rounds: up to the next millisecond, a job that is due now would not be due yet.
+           date_trunc('milliseconds', coalesce(
+               CAST(i.run_at AS timestamptz),
+               statement_timestamp() + i.delay_ms * interval '1 millisecond')) AS run_at
+    FROM unnest(CAST(:ids AS text[]), CAST(:names AS text[]), CAST(:payloads AS text[]),
+                CAST(:priorities AS integer[]), CAST(:run_ats AS text[]), CAST(:delays_ms AS bigint[]),
+                CAST(:mutex_keys AS text[]), CAST(:max_attempts AS integer[]), CAST(:max_stalls AS integer[]),
+                CAST(:failure_jobs AS text[]), CAST(:completed_retentions_ms AS bigint[]),
+                CAST(:failed_retentions_ms AS bigint[]))
+         AS i(id, job_name, payload, priority, run_at, delay_ms, mutex_keys, max_attempts, max_stalls, failure_job,
+              completed_retention_ms, failed_retention_ms)
+), new_jobs AS (
+    INSERT INTO {jobs} (id, job_name, status, priority, run_at, attempts, max_attempts, stalls, max_stalls,
+                        mutex_keys, failure_job, completed_retention_ms, failed_retention_ms, created_at, updated_at)
+    SELECT id, job_name, 'pending', priority, run_at, 0, max_attempts, 0, max_stalls,
+           mutex_keys, failure_job, completed_retention_ms, failed_retention_ms,
+           statement_timestamp(), statement_timestamp()
+    FROM input"""
+
+_REST = """
+), new_payloads AS (
+    INSERT INTO {payloads} (id, payload) SELECT id, CAST(payload AS json) FROM SOURCE ON_ORPHAN
+), new_waits AS (
+    INSERT INTO {waits} (mutex_key, run_at, job_id)
+    SELECT k.mutex_key, s.run_at, s.id FROM SOURCE AS s CROSS JOIN LATERAL unnest(s.mutex_keys) AS k(mutex_key)
+    ON CONFLICT DO NOTHING
+), woken AS (
+    SELECT pg_notify(:channel, '') FROM (SELECT FROM {sleepers} WHERE asleep_until > statement_timestamp() LIMIT 1) AS s
+)"""
+
+# Neither RETURNING nor a conflict target: a role that may only INSERT (and read sleepers) can enqueue.
+INSERT_NEW = Statement(
+    _INPUT + _REST.replace("SOURCE", "input").replace("ON_ORPHAN", "") + "\nSELECT count(*) FROM woken", _BINDS
+)
+
+# The caller gave ids, so that an enqueue whose outcome it does not know can be repeated. A payload may be left over
+# from a job of that id that somebody deleted by hand: the new one takes its place.
+INSERT_KNOWN = Statement(
+    _INPUT
+    + """
+    ON CONFLICT (id) DO NOTHING RETURNING id
+), created AS (
+    SELECT i.* FROM input AS i JOIN new_jobs AS n ON n.id = i.id"""
+    + _REST.replace("SOURCE", "created").replace(
+        "ON_ORPHAN", "ON CONFLICT (id) DO UPDATE SET payload = excluded.payload"
+    )
+    + "\nSELECT id, (SELECT count(*) FROM woken) AS woken FROM created",
+    _BINDS,
+    {"id": TEXT},
+)
+
+
+def insert_jobs(conn: Connection, tables: Tables, /, *, jobs: Iterable[NewJob]) -> list[Enqueued]:
+    """Insert jobs with their payloads, at most 2,000 per statement, and wake a waiting worker at commit.
+
+    Returns one `Enqueued(id, created)` per job in input order; `created` is False where a job with the given id
+    already existed (it is left as it is). Jobs without an id get monotonic ULIDs in input order.
+    """
+    result: list[Enqueued] = []
+    for chunk in _chunks(jobs):
+        result += _insert_chunk(conn, tables, chunk)
+    return result
+
+
+def _insert_chunk(conn: Connection, tables: Tables, jobs: Sequence[NewJob]) -> list[Enqueued]:
+    fresh = iter(new_ids(sum(job.id is None for job in jobs)))
+    ids = [next(fresh) if job.id is None else job.id for job in jobs]
+    if all(job.id is None for job in jobs):
+        conn.execute(INSERT_NEW.on(tables), _parameters(tables, ids, jobs)).close()
+        return [Enqueued(id_, True) for id_ in ids]
+    first = {id_: index for index, id_ in reversed(list(enumerate(ids)))}
+    unique = sorted(first.values())
+    parameters = _parameters(tables, [ids[i] for i in unique], [jobs[i] for i in unique])
+    created = set(conn.execute(INSERT_KNOWN.on(tables), parameters).scalars())
+    return [Enqueued(id_, id_ in created and first[id_] == index) for index, id_ in enumerate(ids)]
+
+
+def _chunks(jobs: Iterable[NewJob]) -> Iterator[list[NewJob]]:
+    chunk: list[NewJob] = []
+    chars = 0
+    for job in jobs:
+        if chunk and (len(chunk) >= CHUNK_ROWS or chars + len(job.payload) > CHUNK_CHARS):
+            yield chunk
+            chunk, chars = [], 0
+        chunk.append(job)
+        chars += len(job.payload)
+    if chunk:
+        yield chunk
+
+
+def _parameters(tables: Tables, ids: list[str], jobs: Sequence[NewJob]) -> dict[str, Any]:
+    return {
+        "ids": ids,
+        "names": [job.name for job in jobs],
+        "payloads": [job.payload for job in jobs],
+        "priorities": [job.priority for job in jobs],
+        "run_ats": [_utc(job.run_at) for job in jobs],
+        "delays_ms": [job.delay_ms for job in jobs],
+        "mutex_keys": [_array(job.mutex_keys) for job in jobs],
+        "max_attempts": [job.max_attempts for job in jobs],
+        "max_stalls": [job.max_stalls for job in jobs],
+        "failure_jobs": [job.failure_job for job in jobs],
+        "completed_retentions_ms": [job.completed_retention_ms for job in jobs],
+        "failed_retentions_ms": [job.failed_retention_ms for job in jobs],
+        "channel": tables.channel,
+    }
+
+
+def _utc(moment: datetime | None) -> str | None:
+    """With its offset in the text, the instant depends on no session setting and on no driver's time zones."""
+    return None if moment is None else moment.astimezone(UTC).isoformat()
+
+
+def _array(keys: Sequence[str] | None) -> str | None:
+    """An array literal: unnest() would flatten an array of arrays."""
+    if not keys:
+        return None
+    return "{" + ",".join('"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"' for key in keys) + "}"

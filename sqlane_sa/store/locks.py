@@ -1,0 +1,129 @@
+"""The two halves that all finishing writes share: locking running jobs by their tokens, and freeing their keys.
+
+Locks are taken in one order everywhere: rows of jobs by id, then rows of mutexes by key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from sqlalchemy import Connection, Row
+
+from sqlane_sa.schema import Tables
+from sqlane_sa.statement import BIG, INT, TEXT, TEXTS, Statement
+
+
+class Locked(Protocol):
+    """A job as a worker holds it: `ClaimedJob`, `JobLock`, or anything with both attributes."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def lock_token(self) -> str: ...
+
+
+PAIRS = {"ids": TEXTS, "tokens": TEXTS}
+
+# The lateral with FOR UPDATE cannot be pulled up into a join: one index probe per job, in the order of the ids.
+RUNNING = """
+(SELECT id, lock_token FROM unnest(CAST(:ids AS text[]), CAST(:tokens AS text[])) AS i(id, lock_token) ORDER BY id) AS i
+CROSS JOIN LATERAL (
+    SELECT j.id, j.lock_token, j.job_name, j.attempts, j.max_attempts, j.failure_job, j.mutex_keys,
+           j.completed_retention_ms, j.failed_retention_ms
+    FROM {jobs} AS j
+    WHERE j.id = i.id AND j.lock_token = i.lock_token AND j.status = 'running' FOR UPDATE) AS j"""
+
+LOCK_RUNNING = Statement(
+    """
+SELECT j.id, j.lock_token, j.job_name, j.attempts, j.max_attempts, j.failure_job, j.mutex_keys, j.failed_retention_ms
+FROM """
+    + RUNNING,
+    PAIRS,
+    {
+        "id": TEXT,
+        "lock_token": TEXT,
+        "job_name": TEXT,
+        "attempts": INT,
+        "max_attempts": INT,
+        "failure_job": TEXT,
+        "mutex_keys": TEXTS,
+        "failed_retention_ms": BIG,
+    },
+)
+
+_HELD = """
+ARRAY(SELECT m.mutex_key FROM unnest(CAST(:ids AS text[]), CAST(:tokens AS text[])) AS i(id, lock_token)
+    CROSS JOIN LATERAL (
+        SELECT h.mutex_key FROM {mutexes} AS h WHERE h.job_id = i.id AND h.lock_token = i.lock_token) AS m
+    ORDER BY m.mutex_key)"""
+
+# Locked by key first: a late finish of an old lock and its recovery may meet on the same two keys.
+LOCK_HOLDS = Statement(
+    "SELECT mutex_key FROM {mutexes} WHERE mutex_key = ANY(" + _HELD + ") ORDER BY mutex_key FOR UPDATE",
+    PAIRS,
+    {"mutex_key": TEXT},
+)
+
+# Somebody may wait for a freed key without knowing that it is free: wake like an enqueue, and only then.
+FREE = Statement(
+    """
+WITH freed AS (
+    DELETE FROM {mutexes} AS m USING unnest(CAST(:ids AS text[]), CAST(:tokens AS text[])) AS i(id, lock_token)
+    WHERE m.mutex_key = ANY(CAST(:keys AS text[])) AND m.job_id = i.id AND m.lock_token = i.lock_token
+    RETURNING m.mutex_key)
+SELECT pg_notify(:channel, '')
+WHERE EXISTS (SELECT FROM freed AS f CROSS JOIN LATERAL (
+                  SELECT FROM {waits} AS w WHERE w.mutex_key = f.mutex_key LIMIT 1) AS w)
+  AND EXISTS (SELECT FROM {sleepers} WHERE asleep_until > statement_timestamp())""",
+    PAIRS | {"keys": TEXTS, "channel": TEXT},
+)
+
+LINGER = Statement(
+    """
+UPDATE {mutexes} AS m
+SET held_until = statement_timestamp() + CAST(:linger_ms AS bigint) * interval '1 millisecond'
+FROM unnest(CAST(:ids AS text[]), CAST(:tokens AS text[])) AS i(id, lock_token)
+WHERE m.mutex_key = ANY(CAST(:keys AS text[])) AND m.job_id = i.id AND m.lock_token = i.lock_token""",
+    PAIRS | {"keys": TEXTS, "linger_ms": BIG},
+)
+
+
+def pairs(jobs: Iterable[Locked]) -> dict[str, list[str]]:
+    held = sorted({(job.id, job.lock_token) for job in jobs})
+    return {"ids": [id_ for id_, _ in held], "tokens": [token for _, token in held]}
+
+
+def lock_running(conn: Connection, tables: Tables, jobs: Sequence[Locked]) -> dict[tuple[str, str], Row[Any]]:
+    """Lock the jobs that still run under their tokens; (id, token) to row.
+
+    The wait for a lock ends here, so that the write that follows takes its times from after the wait.
+    """
+    rows = conn.execute(LOCK_RUNNING.on(tables), pairs(jobs)) if jobs else ()
+    return {(row.id, row.lock_token): row for row in rows}
+
+
+def free_keys(conn: Connection, tables: Tables, jobs: Iterable[Locked]) -> None:
+    """Free the keys held under these locks, whether or not the jobs still run under them."""
+    held = pairs(_keyed(jobs))
+    keys = _lock_holds(conn, tables, held)
+    if keys:
+        conn.execute(FREE.on(tables), {**held, "keys": keys, "channel": tables.channel}).close()
+
+
+def linger_keys(conn: Connection, tables: Tables, jobs: Iterable[Locked], linger_ms: int) -> None:
+    """Keep the keys held under these locks for `linger_ms` more, without their jobs."""
+    held = pairs(_keyed(jobs))
+    keys = _lock_holds(conn, tables, held)
+    if keys:
+        conn.execute(LINGER.on(tables), {**held, "keys": keys, "linger_ms": linger_ms})
+
+
+def _lock_holds(conn: Connection, tables: Tables, held: dict[str, list[str]]) -> list[str]:
+    return list(conn.execute(LOCK_HOLDS.on(tables), held).scalars()) if held["ids"] else []
+
+
+def _keyed(jobs: Iterable[Locked]) -> list[Locked]:
+    """Those that may hold keys: a claimed job says so itself, a bare lock does not."""
+    return [job for job in jobs if getattr(job, "mutex_keys", True)]
