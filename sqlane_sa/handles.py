@@ -1,0 +1,94 @@
+"""The four things a job can be enqueued on, and the one a store operation needs: a `Connection` in a transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection
+from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.util.concurrency import in_greenlet
+
+from sqlane_sa.schema import Tables
+from sqlane_sa.values.errors import AutocommitError, HandleError
+
+Result = TypeVar("Result")
+
+_SYNC = "a Session, scoped_session or Connection"
+_ASYNC = "an AsyncSession or AsyncConnection"
+
+
+def connection_of(on: object, tables: Tables, method: str) -> Connection:
+    """The connection of `on`, inside its transaction; nothing of a session is flushed.
+
+    Raises `HandleError` for anything but a Session, scoped_session or Connection, and `AutocommitError`.
+    """
+    if isinstance(on, Session | scoped_session):
+        # The clause lets a session with several binds choose the one that the queue's tables are bound to.
+        _refuse_async(on.get_bind(clause=tables.jobs).dialect, on, method)
+        conn = on.connection(bind_arguments={"clause": tables.jobs})
+    elif isinstance(on, Connection):
+        _refuse_async(on.dialect, on, method)
+        conn = on
+    else:
+        raise _wrong_handle(on, method)
+    _refuse_autocommit(conn)
+    return conn
+
+
+async def run_on(on: object, method: str, operation: Callable[[Any], Result]) -> Result:
+    """Run `operation(sync session or connection)` inside the greenlet of an AsyncSession or AsyncConnection.
+
+    Raises `HandleError` for anything else.
+    """
+    run_sync: Callable[[Callable[[Any], Result]], Awaitable[Result]] | None = getattr(on, "run_sync", None)
+    if run_sync is None or not _is_async(on):
+        raise HandleError(
+            f"queue.a{method}() takes {_ASYNC}, and got {type(on).__name__}; "
+            f"on {_SYNC} call queue.{method}() without await"
+        )
+    return await run_sync(operation)
+
+
+def _is_async(on: object) -> bool:
+    """By the name of its module: `import sqlane_sa` must not load sqlalchemy.ext.asyncio."""
+    return any(base.__module__.startswith("sqlalchemy.ext.asyncio") for base in type(on).__mro__)
+
+
+def _refuse_async(dialect: Any, on: object, method: str) -> None:
+    if dialect.is_async and not in_greenlet():
+        raise HandleError(
+            f"this {type(on).__name__} belongs to an async engine and works only inside run_sync; "
+            f"use `await queue.a{method}(async_session, ...)`, "
+            f"or `await async_session.run_sync(lambda session: queue.{method}(session, ...))`"
+        )
+
+
+def _wrong_handle(on: object, method: str) -> HandleError:
+    if _is_async(on):
+        return HandleError(
+            f"queue.{method}() takes {_SYNC}, and got {type(on).__name__}; "
+            f"use `await queue.a{method}(...)` for {_ASYNC}"
+        )
+    hint = ""
+    if hasattr(on, "connect"):
+        hint = f"; open a transaction first: `with engine.begin() as conn: queue.{method}(conn, ...)`"
+    return HandleError(f"queue.{method}() takes {_SYNC}, and got {type(on).__name__}{hint}")
+
+
+def _refuse_autocommit(conn: Connection) -> None:
+    if _is_autocommit(conn):
+        raise AutocommitError(
+            "this connection is in AUTOCOMMIT, so that a rollback could not take the job back; enqueue on a connection "
+            'with a transaction, for example engine.execution_options(isolation_level="READ COMMITTED").begin()'
+        )
+
+
+def _is_autocommit(conn: Connection) -> bool:
+    level = conn.get_execution_options().get("isolation_level")
+    if level is None:
+        level = getattr(conn.dialect, "_on_connect_isolation_level", None)
+    if level is not None:
+        return bool(level == "AUTOCOMMIT")
+    # Set on the driver's connection behind SQLAlchemy's back.
+    return bool(getattr(conn.connection.dbapi_connection, "autocommit", False))
