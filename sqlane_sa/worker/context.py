@@ -1,0 +1,127 @@
+"""What a handler gets beside its payload."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.orm import Session
+
+from sqlane_sa.queue import Queue
+from sqlane_sa.values.errors import DefinitionError
+from sqlane_sa.values.job import ClaimedJob, Enqueued
+from sqlane_sa.worker.running import RunningJob
+
+Transaction = Callable[[], AbstractContextManager[Connection]]
+"""Opens a transaction; leaving it commits or rolls back."""
+
+
+@contextmanager
+def read_committed(engine: Engine) -> Iterator[Connection]:
+    """A transaction on the application's engine, whatever its isolation level (or AUTOCOMMIT); the level is set on the
+    connection, which overrules what an engine made by execution_options sets, and the pool puts it back."""
+    with engine.connect() as conn:
+        conn.execution_options(isolation_level="READ COMMITTED")
+        with conn.begin():
+            yield conn
+
+
+class JobContext:
+    """`ctx` in a handler: facts of the job, `cancelled`, `enqueue`, and in a transactional one its transaction."""
+
+    def __init__(
+        self, running: RunningJob, queue: Queue, transaction: Transaction, connection: Connection | None = None
+    ) -> None:
+        self._running = running
+        self._queue = queue
+        self._transaction = transaction
+        self._connection = connection
+        self._session: Session | None = None
+
+    @property
+    def _job(self) -> ClaimedJob:
+        return self._running.claimed
+
+    @property
+    def id(self) -> str:
+        return self._job.id
+
+    @property
+    def name(self) -> str:
+        return self._job.name
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt, from 1. Releases and stalls do not count."""
+        return self._job.attempt
+
+    @property
+    def max_attempts(self) -> int:
+        return self._job.max_attempts
+
+    @property
+    def lock_token(self) -> str:
+        """The fencing token of this claim: pass it to systems that can refuse writes of an older one."""
+        return self._job.lock_token
+
+    @property
+    def enqueued_at(self) -> datetime:
+        return self._job.enqueued_at
+
+    @property
+    def waited(self) -> timedelta:
+        """From the time the job was due to its claim, by the database's clock."""
+        return timedelta(milliseconds=self._job.waited_ms)
+
+    @property
+    def cancelled(self) -> threading.Event:
+        """Set on timeout, on a lost lease and at the end of a shutdown's patience. A long `def` handler looks at it."""
+        return self._running.event
+
+    @property
+    def cancel_reason(self) -> str | None:
+        """ "timeout", "lease lost" or "shutdown" once `cancelled` is set."""
+        return self._running.cancelled
+
+    @property
+    def connection(self) -> Connection:
+        """The connection of a transactional handler: what it writes commits together with the job's completion.
+
+        Raises `DefinitionError` in other handlers.
+        """
+        if self._connection is None:
+            raise DefinitionError(
+                f"ctx.connection is there for transactional jobs; define {self.name!r} with transactional=True",
+                option="transactional",
+                value=False,
+            )
+        return self._connection
+
+    @property
+    def session(self) -> Session:
+        """A Session on `connection`; it is flushed before the job completes. Raises like `connection`."""
+        if self._session is None:
+            self._session = Session(bind=self.connection, join_transaction_mode="control_fully")
+        return self._session
+
+    def enqueue(self, name: str, payload: Any = None, **options: Any) -> Enqueued:
+        """Enqueue another job: in a transactional handler in its transaction, otherwise in one of its own.
+
+        Options and errors as for `queue.enqueue`.
+        """
+        if self._connection is not None:
+            return self._queue.enqueue(self._connection, name, payload, **options)
+        with self._transaction() as conn:
+            return self._queue.enqueue(conn, name, payload, **options)
+
+    def flush(self) -> None:
+        if self._session is not None:
+            self._session.flush()
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()

@@ -1,0 +1,150 @@
+"""The one place that calls user code. Whatever a handler does, a small value comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from typing import Any
+
+from sqlane_sa import store
+from sqlane_sa.queue import Queue
+from sqlane_sa.values.backoff import delay_after
+from sqlane_sa.values.errors import AttemptsExhaustedError, HandlerExitError, JobTimeoutError, PayloadError, SqlaneError
+from sqlane_sa.values.failure import describe_error
+from sqlane_sa.values.outcome import Completed, Discard, Failed, Outcome, Released, Retried, Retry, Snooze
+from sqlane_sa.values.payload import decode
+from sqlane_sa.worker.context import JobContext, Transaction
+from sqlane_sa.worker.running import LEASE_LOST, SHUTDOWN, TIMEOUT, RunningJob
+
+log = logging.getLogger("sqlane_sa.worker")
+
+COMPLETED = Completed()
+
+
+class LeaseLostError(SqlaneError):
+    """The job was taken over by another worker before its transaction could complete it."""
+
+
+class Execution:
+    """Runs handlers. `transaction` opens what a transactional one runs in, and what `ctx.enqueue` writes in."""
+
+    def __init__(self, queue: Queue, transaction: Transaction) -> None:
+        self._queue = queue
+        self._transaction = transaction
+
+    def run(self, job: RunningJob) -> Outcome | None:
+        """Call a `def` handler; None when its own transaction has completed the job, or its lease is over."""
+        if job.cancelled == LEASE_LOST:
+            return None
+        try:
+            payload = self._payload(job)
+            if job.definition.transactional:
+                self._run_transactional(job, payload)
+                return None
+            result = self._call(job, payload, JobContext(job, self._queue, self._transaction))
+            if result is not None and inspect.iscoroutine(result):
+                result.close()
+                raise TypeError("the handler returned a coroutine; define it with async def")
+        except BaseException as error:
+            return self._outcome(job, error)
+        return self._outcome(job, None)
+
+    async def run_async(self, job: RunningJob) -> Outcome | None:
+        """Await an `async def` handler; None when the lease is over."""
+        if job.cancelled == LEASE_LOST:
+            return None
+        try:
+            payload = self._payload(job)
+            await self._call(job, payload, JobContext(job, self._queue, self._transaction))
+        except BaseException as error:
+            return self._outcome(job, error)
+        return self._outcome(job, None)
+
+    def _payload(self, job: RunningJob) -> Any:
+        claimed = job.claimed
+        if claimed.attempts >= claimed.max_attempts:
+            raise AttemptsExhaustedError(claimed.attempts, claimed.max_attempts)
+        if claimed.payload_text is None:
+            raise PayloadError("the payload of this job is missing", place="payload")
+        return decode(claimed.payload_text)
+
+    def _call(self, job: RunningJob, payload: Any, context: JobContext) -> Any:
+        handler = job.definition.handler
+        assert handler is not None
+        return handler(payload, context) if job.definition.wants_context else handler(payload)
+
+    def _run_transactional(self, job: RunningJob, payload: Any) -> None:
+        with self._transaction() as conn:
+            context = JobContext(job, self._queue, self._transaction, conn)
+            try:
+                self._call(job, payload, context)
+                context.flush()
+            finally:
+                context.close()
+            if job.cancelled == TIMEOUT:
+                raise JobTimeoutError(job.definition.timeout or 0.0)
+            if job.cancelled == LEASE_LOST or not store.complete(conn, self._queue.tables, jobs=[job]):
+                raise LeaseLostError("the lease was lost; the handler's transaction is rolled back")
+
+    def _outcome(self, job: RunningJob, error: BaseException | None) -> Outcome:
+        if job.cancelled == TIMEOUT:
+            # However the handler ended: its result came too late, and a swallowed cancellation is no success.
+            late = JobTimeoutError(job.definition.timeout or 0.0)
+            late.__cause__ = None if isinstance(error, asyncio.CancelledError | JobTimeoutError) else error
+            return attempt_failed(job, late)
+        if error is None:
+            return COMPLETED
+        job.error = error
+        if job.cancelled == SHUTDOWN and isinstance(error, asyncio.CancelledError):
+            return Released(0.0)
+        return outcome_of(job, error)
+
+
+def outcome_of(job: RunningJob, error: BaseException) -> Outcome:
+    """What an exception that left a handler means for its job."""
+    if isinstance(error, Snooze):
+        return Released(error.delay)
+    if isinstance(error, Discard):
+        return Failed(_described(job, error))
+    if isinstance(error, Retry):
+        return attempt_failed(job, error, error.delay)
+    if isinstance(error, AttemptsExhaustedError):
+        log.error("job %s (%s): %s", job.id, job.claimed.name, error)
+        return Failed(_described(job, error))
+    if not isinstance(error, Exception):
+        original = error
+        error = HandlerExitError(type(original).__name__)
+        error.__cause__ = original
+    return attempt_failed(job, error)
+
+
+def attempt_failed(job: RunningJob, error: BaseException, delay: float | None = None) -> Outcome:
+    """Pending again after the delay (None: by the definition's backoff), or failed when it was the last attempt."""
+    claimed = job.claimed
+    described = _described(job, error)
+    if claimed.attempt >= claimed.max_attempts:
+        log.warning(
+            "job %s (%s) failed for good, attempt %d: %s",
+            claimed.id,
+            claimed.name,
+            claimed.attempt,
+            described["message"],
+        )
+        return Failed(described)
+    if delay is None:
+        delay = delay_after(job.definition.backoff, claimed.attempt)
+    if log.isEnabledFor(logging.INFO):
+        log.info(
+            "job %s (%s) retries in %.1f s, attempt %d: %s",
+            claimed.id,
+            claimed.name,
+            delay,
+            claimed.attempt,
+            described["message"],
+        )
+    return Retried(delay, described)
+
+
+def _described(job: RunningJob, error: BaseException) -> dict[str, Any]:
+    return describe_error(error, attempt=job.claimed.attempt)

@@ -1,0 +1,183 @@
+"""Handlers: a pool of threads for `def`, one event loop in its own thread for `async def`, and one count for both."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+from sqlane_sa.worker.execution import Execution
+from sqlane_sa.worker.running import LEASE_LOST, RunningJob, RunningJobs
+
+log = logging.getLogger("sqlane_sa.worker")
+
+
+class Handlers:
+    """Starts claimed jobs, at most `concurrency` at a time; the rest wait here in order.
+
+    A handler that ends hands its slot to the next waiting job itself, without the loop.
+    """
+
+    def __init__(
+        self, execution: Execution, jobs: RunningJobs, concurrency: int, watch: Callable[[RunningJob], None]
+    ) -> None:
+        self._execution = execution
+        self._jobs = jobs
+        self._watch = watch
+        self.concurrency = concurrency
+        self._lock = threading.Lock()
+        self._ready: deque[RunningJob] = deque()
+        self.occupied = 0
+        self._inbox: SimpleQueue[RunningJob | None] = SimpleQueue()
+        self._idle_threads = 0
+        self._threads = 0
+        self._event_loop = EventLoop()
+
+    def submit(self, jobs: Iterable[RunningJob]) -> None:
+        """Start these jobs in order, now or as slots come free."""
+        with self._lock:
+            self._ready.extend(jobs)
+            free = min(self.concurrency - self.occupied, len(self._ready))
+            starting = [self._ready.popleft() for _ in range(free)]
+            self.occupied += len(starting)
+        self._start(starting)
+
+    @property
+    def active(self) -> int:
+        """Jobs that run here or wait for a slot."""
+        return self.occupied + len(self._ready)
+
+    @property
+    def oldest_waiting(self) -> float | None:
+        """When the first job that waits for a slot was claimed (monotonic seconds)."""
+        try:
+            return self._ready[0].queued_at
+        except IndexError:
+            return None
+
+    def take_waiting(self) -> list[RunningJob]:
+        """The jobs that were not started yet; they will not be."""
+        with self._lock:
+            waiting = list(self._ready)
+            self._ready.clear()
+        return waiting
+
+    def stop(self) -> None:
+        """Let the threads end once they are idle. Handlers that still run are left to themselves."""
+        for _ in range(self._threads):
+            self._inbox.put(None)
+        self._event_loop.stop()
+
+    def _start(self, jobs: list[RunningJob]) -> None:
+        asynchronous = [job for job in jobs if job.definition.is_async]
+        if asynchronous:
+            self._event_loop.call(self._create_tasks, asynchronous)
+        for job in jobs:
+            if not job.definition.is_async:
+                self._start_in_thread(job)
+
+    def _start_in_thread(self, job: RunningJob) -> None:
+        with self._lock:
+            spawn = self._idle_threads == 0
+            if spawn:
+                self._threads += 1
+                name = f"sqlane-handler-{self._threads}"
+            else:
+                self._idle_threads -= 1
+        self._inbox.put(job)
+        if spawn:
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    def _work(self) -> None:
+        while (first := self._inbox.get()) is not None:
+            job: RunningJob | None = first
+            while job is not None:
+                self._begin(job)
+                outcome = self._execution.run(job)
+                following = self._next()
+                self._jobs.finish(job, outcome)
+                if following is not None and following.definition.is_async:
+                    self._event_loop.call(self._create_tasks, [following])
+                    following = None
+                job = following
+            with self._lock:
+                self._idle_threads += 1
+
+    def _begin(self, job: RunningJob) -> None:
+        now = time.monotonic()
+        job.started_at = now
+        if job.lease_end <= now:
+            # The process was paused while the job waited for its slot: it is somebody else's by now.
+            job.cancel(LEASE_LOST)
+        elif job.definition.timeout is not None:
+            job.deadline = now + job.definition.timeout
+            self._watch(job)
+
+    def _next(self) -> RunningJob | None:
+        """The job that takes over the slot, or None, and the slot is free."""
+        with self._lock:
+            if self._ready:
+                return self._ready.popleft()
+            self.occupied -= 1
+            return None
+
+    def _create_tasks(self, jobs: list[RunningJob]) -> None:
+        for job in jobs:
+            task = self._event_loop.create_task(self._run_async(job))
+            job.cancel_task = partial(self._event_loop.call, task.cancel)
+
+    async def _run_async(self, job: RunningJob) -> None:
+        self._begin(job)
+        outcome = await self._execution.run_async(job)
+        following = self._next()
+        self._jobs.finish(job, outcome)
+        if following is not None:
+            self._start([following])
+
+
+class EventLoop:
+    """An asyncio loop in a thread of its own, started at the first use."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopped = False
+
+    def call(self, function: Callable[..., object], *args: object) -> None:
+        """Call a function in the loop's thread, soon."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._run, args=(self._loop,), name="sqlane-async", daemon=True).start()
+            self._loop.call_soon_threadsafe(function, *args)
+
+    def create_task(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        assert self._loop is not None
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)  # the loop itself keeps only a weak reference
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopped = True
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        while not self._stopped:
+            try:
+                loop.run_forever()
+            except BaseException:
+                # SystemExit in a task that a handler left behind leaves run_forever; the other tasks go on.
+                log.exception("a task of a handler stopped the event loop; it goes on")
+        if not self._tasks:
+            loop.close()

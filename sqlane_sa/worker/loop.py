@@ -1,0 +1,273 @@
+"""The loop: writes what has finished and claims what can start, in one transaction a turn.
+
+While a turn is on its way the next results gather; there is no timer and no latency added. Jobs with mutex keys are
+claimed in a transaction of their own, because the first one may have freed keys (see `store.claim`).
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Sequence
+
+from sqlalchemy import Connection
+
+from sqlane_sa import store
+from sqlane_sa.queue import Queue
+from sqlane_sa.values.ids import new_id
+from sqlane_sa.values.job import ClaimedJob
+from sqlane_sa.values.outcome import Completed, Released
+from sqlane_sa.worker.capacity import Capacity
+from sqlane_sa.worker.database import Database
+from sqlane_sa.worker.handlers import Handlers
+from sqlane_sa.worker.lanes import Lanes
+from sqlane_sa.worker.outcomes import Result, is_hopeless, report, results_to_write, write, write_apart
+from sqlane_sa.worker.running import Finished, RunningJob, RunningJobs
+
+log = logging.getLogger("sqlane_sa.worker")
+
+ASLEEP_SECONDS = 60.0
+ASLEEP_REFRESH = 20.0
+BUSY_CLAIM = 50
+"""A claim of so many jobs means that the worker will look again by itself: enqueues need not notify."""
+BUSY_PROBE_INTERVAL = 0.05
+HAND_BACK_AFTER = 1.0
+"""Seconds that a claimed job may wait for a slot, before another worker gets it."""
+KEYED_PAUSE = 0.02
+
+
+class Loop:
+    def __init__(
+        self,
+        database: Database,
+        queue: Queue,
+        jobs: RunningJobs,
+        handlers: Handlers,
+        names: Sequence[str],
+        *,
+        worker_id: str,
+        lease: float,
+        poll_interval: float,
+        wakeups: bool,
+    ) -> None:
+        self._database = database
+        self._queue = queue
+        self._jobs = jobs
+        self._handlers = handlers
+        self._lanes = Lanes(names)
+        self._capacity = Capacity(handlers.concurrency)
+        self._worker_id = worker_id
+        self._lease = lease
+        self._poll_interval = poll_interval
+        self._wakeups = wakeups
+        self.claiming = True
+        self.idle = threading.Event()
+        self._probe_at = 0.0
+        self._keyed_at = 0.0
+        self._asleep_until = 0.0
+        self._hinted = False
+        self._after_key = ""
+
+    def run_once(self) -> float:
+        """One turn, and when there was nothing to do, the wait for the next."""
+        self._jobs.wake.clear()
+        if not self.turn():
+            self._rest()
+        return 0.0
+
+    def wake(self) -> None:
+        """Look at once: there may be new jobs or free keys. A hint from the listener, and called by any thread."""
+        self._probe_at = self._keyed_at = 0.0
+        self._hinted = True
+        self._jobs.wake.set()
+
+    def stop_claiming(self) -> None:
+        """Start nothing more, and hand back what was not started yet."""
+        self.claiming = False
+        self._jobs.wake.set()
+
+    def turn(self) -> bool:
+        """Write and claim; whether anything was done. Results that could not be written wait for the next turn."""
+        self._hand_back()
+        finished = self._jobs.take_finished()
+        before = time.monotonic()
+        try:
+            claimed = self._write_and_claim(finished)
+        except BaseException:
+            self._jobs.finished.extendleft(reversed(finished))
+            raise
+        self._capacity.measure(len(finished), before, time.monotonic())
+        self._forget(finished)
+        self._start(claimed)
+        keyed = self._claim_keyed()
+        self._start(keyed)
+        return bool(finished or claimed or keyed)
+
+    def _write_and_claim(self, finished: Sequence[Finished]) -> list[ClaimedJob]:
+        results = results_to_write(finished)
+        timed_out = self._jobs.take_timed_out()
+        if self._hinted:
+            self._hinted = False
+            self._lanes.suppose_due(time.monotonic())
+        shares = self._lanes.share(self._want(), time.monotonic())
+        probing = self.claiming and self._probe_at <= time.monotonic() and not shares
+        if not (results or timed_out or shares or probing):
+            return []
+        try:
+            with self._database.transaction() as conn:
+                changed = write(conn, self._queue, results) if results else []
+                if timed_out:
+                    store.mark_timed_out(conn, self._queue.tables, jobs=timed_out)
+                if not self.claiming and any(isinstance(outcome, Released) for _, outcome in results):
+                    store.wake(conn, self._queue.tables)
+                if probing:
+                    self._probe(conn)
+                    shares = self._lanes.share(self._want(), time.monotonic())
+                claimed = self._claim(conn, shares) if shares else []
+        except Exception as error:
+            if not (results and is_hopeless(error)):
+                raise
+            write_apart(self._database, self._queue, results)
+            return []
+        report(results, changed)
+        self._after_write(results)
+        return claimed
+
+    def _claim(self, conn: Connection, shares: list[tuple[str, int, int]]) -> list[ClaimedJob]:
+        claimed = store.claim_plain(
+            conn,
+            self._queue.tables,
+            lanes=shares,
+            lock_token=new_id(),
+            locked_by=self._worker_id,
+            lease=self._lease,
+        )
+        found: dict[tuple[str, int], int] = {}
+        for job in claimed:
+            found[job.name, job.priority] = found.get((job.name, job.priority), 0) + 1
+        for name, priority, limit in shares:
+            if (name, priority) in found:
+                self._lanes.claimed(name, priority)
+            if found.get((name, priority), 0) < limit:
+                self._lanes.exhausted(name, priority)
+        if not self._lanes.is_due(time.monotonic()):
+            self._probe_at = 0.0
+        if len(claimed) >= BUSY_CLAIM and self._asleep_until:
+            store.awake(conn, self._queue.tables, worker_id=self._worker_id)
+            self._asleep_until = 0.0
+        return claimed
+
+    def _claim_keyed(self) -> list[ClaimedJob]:
+        now = time.monotonic()
+        want = self._want()
+        names = self._lanes.keyed_names(now) if self._keyed_at <= now and want else set()
+        if not names:
+            return []
+        tables = self._queue.tables
+        with self._database.transaction() as conn:
+            ids = store.find_keyed_candidates(
+                conn, tables, limits_by_name=dict.fromkeys(sorted(names), want), after_key=self._after_key
+            )
+            claimed = store.claim(
+                conn,
+                tables,
+                candidate_ids=ids[:want],
+                lock_token=new_id(),
+                locked_by=self._worker_id,
+                lease=self._lease,
+            )
+            texts = store.read_payload_texts(conn, tables, [job.id for job in claimed])
+            linger_ms = None if claimed else store.next_linger_end(conn, tables)
+        # The walk over the keys starts where this claim ended, so that each key gets its turn.
+        self._after_key = max((key for job in claimed for key in job.mutex_keys or ()), default="")
+        if len(claimed) < want:
+            self._rest_keyed(time.monotonic(), time.monotonic() - now, linger_ms)
+        return [job._replace(payload_text=texts.get(job.id)) for job in claimed]
+
+    def _rest_keyed(self, now: float, cost: float, linger_ms: int | None) -> None:
+        """The rest waits for keys. A sleeping worker is woken when one is freed; lingers end by themselves; a busy one
+        looks again, but spends little of its time on it."""
+        pause = self._poll_interval if self._asleep_until else max(KEYED_PAUSE, 5 * cost)
+        if linger_ms is not None:
+            pause = min(pause, linger_ms / 1000)
+        self._keyed_at = now + min(pause, self._poll_interval)
+
+    def _probe(self, conn: Connection) -> None:
+        lanes = store.probe_lanes(conn, self._queue.tables)
+        now = time.monotonic()
+        self._lanes.refresh(lanes, now)
+        busy = self._lanes.is_due(now)
+        self._probe_at = now + (BUSY_PROBE_INTERVAL if busy else self._poll_interval * random.uniform(0.9, 1.0))
+
+    def _want(self) -> int:
+        return self._capacity.want(self._handlers.active) if self.claiming else 0
+
+    def _after_write(self, results: Sequence[Result]) -> None:
+        if any(not isinstance(outcome, Completed) for _, outcome in results):
+            self._probe_at = 0.0  # to learn when the retried and released ones are due
+        if any(job.claimed.mutex_keys for job, _ in results):
+            self._keyed_at = 0.0
+
+    def _forget(self, finished: Sequence[Finished]) -> None:
+        for job, _ in finished:
+            self._jobs.remove(job)
+            if job.claimed.mutex_keys:
+                self._keyed_at = 0.0
+
+    def _start(self, claimed: Sequence[ClaimedJob]) -> None:
+        if not claimed:
+            return
+        self.idle.clear()
+        now = time.monotonic()
+        definitions = self._queue.definitions
+        starting = [RunningJob(job, definitions[job.name], now, self._lease) for job in claimed]
+        for job in starting:
+            self._jobs.add(job)
+        self._handlers.submit(starting)
+
+    def _hand_back(self) -> None:
+        """Jobs that wait for a slot longer than expected belong to whoever has one. They keep their time."""
+        oldest = self._handlers.oldest_waiting
+        if oldest is not None and (not self.claiming or time.monotonic() - oldest > HAND_BACK_AFTER):
+            for job in self._handlers.take_waiting():
+                self._jobs.finish(job, Released(None))
+
+    def _rest(self) -> None:
+        """Nothing to do: say that this worker waits, look once more, and then wait for a wake-up or the next time."""
+        now = time.monotonic()
+        free = self.claiming and self._want() > 0
+        if self._wakeups and free and self._asleep_until < now + ASLEEP_SECONDS - ASLEEP_REFRESH:
+            looked = self._asleep_until > now
+            with self._database.transaction() as conn:
+                store.fall_asleep(conn, self._queue.tables, worker_id=self._worker_id, duration=ASLEEP_SECONDS)
+            self._asleep_until = now + ASLEEP_SECONDS
+            if not looked:
+                self._probe_at = self._keyed_at = 0.0
+                return
+        if free and self._probe_at > now and not len(self._jobs):
+            self.idle.set()
+        self._wait(self._next_look(now) - now)
+
+    def _next_look(self, now: float) -> float:
+        if not self.claiming or self._want() <= 0:
+            return now + HAND_BACK_AFTER
+        looks = [self._probe_at]
+        if self._wakeups:
+            looks.append(self._asleep_until - ASLEEP_SECONDS + ASLEEP_REFRESH)
+        next_due = self._lanes.next_due(now)
+        if next_due is not None:
+            looks.append(next_due)
+        if self._lanes.keyed_names(now):
+            looks.append(self._keyed_at)
+        return min(looks)
+
+    def _wait(self, seconds: float) -> None:
+        # First the flag, then the look: a handler that finishes after it sets the event.
+        self._jobs.waiting = True
+        try:
+            if not self._jobs.finished and seconds > 0:
+                self._jobs.wake.wait(seconds)
+        finally:
+            self._jobs.waiting = False

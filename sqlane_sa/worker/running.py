@@ -1,0 +1,135 @@
+"""Jobs that this process holds: claimed, and their results not written yet."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from sqlane_sa.values.definition import Definition
+from sqlane_sa.values.job import ClaimedJob
+from sqlane_sa.values.outcome import Outcome
+
+TIMEOUT = "timeout"
+LEASE_LOST = "lease lost"
+SHUTDOWN = "shutdown"
+
+_event_lock = threading.Lock()
+
+
+class RunningJob:
+    """A claimed job on its way through this process.
+
+    `cancelled` says why its handler should stop, or is None. Setting and reading it needs no lock: a handler that ends
+    in the moment of its timeout is settled by the fences of the database, whichever comes first here.
+    """
+
+    __slots__ = (
+        "_event",
+        "cancel_task",
+        "cancelled",
+        "claimed",
+        "deadline",
+        "definition",
+        "ended",
+        "error",
+        "lease_end",
+        "queued_at",
+        "started_at",
+    )
+
+    def __init__(self, claimed: ClaimedJob, definition: Definition, now: float, lease: float) -> None:
+        self.claimed = claimed
+        self.definition = definition
+        self.queued_at = now
+        self.lease_end = now + lease
+        self.started_at: float | None = None
+        self.deadline: float | None = None
+        self.ended = False
+        self.error: BaseException | None = None
+        self.cancelled: str | None = None
+        self.cancel_task: Callable[[], None] | None = None
+        self._event: threading.Event | None = None
+
+    # Store operations take any object with these.
+    @property
+    def id(self) -> str:
+        return self.claimed.id
+
+    @property
+    def lock_token(self) -> str:
+        return self.claimed.lock_token
+
+    @property
+    def mutex_keys(self) -> Any:
+        return self.claimed.mutex_keys
+
+    @property
+    def event(self) -> threading.Event:
+        """Made when a handler asks for it: most never do, and an event for each job would cost as much as the job."""
+        with _event_lock:
+            if self._event is None:
+                self._event = threading.Event()
+                if self.cancelled:
+                    self._event.set()
+            return self._event
+
+    def cancel(self, reason: str) -> None:
+        """Tell the handler to stop: its event is set, and an async one is cancelled. The first reason stays, except
+        that a lost lease overrules them all: nothing of such a job may be written."""
+        with _event_lock:
+            if self.cancelled is None or reason == LEASE_LOST:
+                self.cancelled = reason
+            if self._event is not None:
+                self._event.set()
+        cancel_task = self.cancel_task
+        if cancel_task is not None and not self.ended:
+            cancel_task()
+
+
+Finished = tuple[RunningJob, Outcome | None]
+"""A result of None was written by the handler's own transaction."""
+
+
+class RunningJobs:
+    """The jobs held by this process, and the results that wait to be written. Shared by all threads of a worker."""
+
+    def __init__(self) -> None:
+        self.held: dict[tuple[str, str], RunningJob] = {}
+        self.finished: deque[Finished] = deque()
+        self.timed_out: deque[RunningJob] = deque()
+        self.wake = threading.Event()
+        self.waiting = False
+        """Whether the loop sleeps. Setting the event costs a system call: a busy loop looks by itself."""
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+    def add(self, job: RunningJob) -> None:
+        self.held[job.claimed.id, job.claimed.lock_token] = job
+
+    def remove(self, job: RunningJob) -> None:
+        self.held.pop((job.claimed.id, job.claimed.lock_token), None)
+
+    def snapshot(self) -> list[RunningJob]:
+        return list(self.held.values())
+
+    def finish(self, job: RunningJob, outcome: Outcome | None) -> None:
+        """Called by the handler's thread. What gathers while a write is on its way is the next batch."""
+        job.ended = True
+        self.finished.append((job, outcome))
+        if self.waiting:
+            self.wake.set()
+
+    def mark_timed_out(self, job: RunningJob) -> None:
+        self.timed_out.append(job)
+        self.wake.set()
+
+    def take_finished(self) -> list[Finished]:
+        finished = self.finished
+        return [finished.popleft() for _ in range(len(finished))]
+
+    def take_timed_out(self) -> list[RunningJob]:
+        timed_out = self.timed_out
+        return [timed_out.popleft() for _ in range(len(timed_out))]

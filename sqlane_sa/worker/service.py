@@ -1,0 +1,107 @@
+"""The threads of a worker: each has one duty, and none dies silently."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+
+from sqlalchemy.exc import DBAPIError
+
+log = logging.getLogger("sqlane_sa.worker")
+
+FIRST_BACKOFF = 0.1
+LAST_BACKOFF = 5.0
+MAX_CRASHES = 10
+"""So many errors in a row that are not the database's, and the worker gives up: the fault is in the code."""
+
+
+class Outage:
+    """Backs off with jitter while something fails, and logs once per outage."""
+
+    def __init__(self, part: str) -> None:
+        self._part = part
+        self._failures = 0
+
+    def failed(self, error: BaseException) -> float:
+        """Seconds to wait before the next try."""
+        if self._failures == 0:
+            log.warning("%s: %s; trying again until it works", self._part, first_line(error))
+        self._failures += 1
+        ceiling = min(FIRST_BACKOFF * 2.0 ** min(self._failures, 16), LAST_BACKOFF)
+        return ceiling * random.uniform(0.5, 1.0)
+
+    def worked(self) -> None:
+        if self._failures:
+            log.warning("%s: works again after %d failed tries", self._part, self._failures)
+        self._failures = 0
+
+
+class Service:
+    """A daemon thread that calls `run_once` until it is stopped, over errors of the database and of its own.
+
+    `run_once` does one round of the duty and returns the seconds until the next; `wake` starts that at once.
+    """
+
+    def __init__(
+        self, name: str, run_once: Callable[[], float], on_error: Callable[[], None], give_up: Callable[[str], None]
+    ) -> None:
+        self.name = name
+        self._run_once = run_once
+        self._on_error = on_error
+        self._give_up = give_up
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._outage = Outage(name)
+        self._crashes = 0
+        self._thread = threading.Thread(target=self._run, name=f"sqlane-{name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._wake.set()
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def join(self, timeout: float) -> bool:
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self._wake.clear()
+                pause = self._round()
+                if pause > 0 and not self._stop.is_set():
+                    self._wake.wait(pause)
+        finally:
+            self._on_error()
+            if not self._stop.is_set():
+                self._give_up(f"the {self.name} ended")
+
+    def _round(self) -> float:
+        try:
+            pause = self._run_once()
+        except Exception as error:
+            self._on_error()
+            return self._failed(error)
+        self._outage.worked()
+        self._crashes = 0
+        return pause
+
+    def _failed(self, error: Exception) -> float:
+        if not isinstance(error, DBAPIError | OSError):
+            self._crashes += 1
+            log.exception("the %s failed; it goes on", self.name)
+            if self._crashes >= MAX_CRASHES:
+                self._give_up(f"the {self.name} failed {self._crashes} times in a row: {first_line(error)}")
+        return self._outage.failed(error)
+
+
+def first_line(error: BaseException) -> str:
+    """Enough to know the error by; the rest of a driver's message may hold parameters."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:500]

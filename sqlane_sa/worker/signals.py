@@ -1,0 +1,47 @@
+"""Signals: SIGTERM and SIGINT stop a worker, once gently, twice at once, thrice for good."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+log = logging.getLogger("sqlane_sa.worker")
+
+
+@contextmanager
+def stop_signals(stop: Callable[[], None], hurry: Callable[[], None]) -> Iterator[None]:
+    """Inside, the first signal calls `stop`, the second `hurry`, the third ends the process.
+
+    The handlers found are put back afterwards. Python runs signal handlers in the main thread only: elsewhere this
+    does nothing, and whoever started the worker stops it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received = 0
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal received
+        received += 1
+        if received == 1:
+            stop()
+        elif received == 2:
+            hurry()
+        else:
+            os._exit(128 + number)
+
+    before: dict[signal.Signals, Any] = {}
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before[number] = signal.signal(number, handle)
+        yield
+    finally:
+        for number, handler in before.items():
+            # None: set by a library outside Python, which cannot be put back.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

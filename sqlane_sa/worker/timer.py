@@ -1,0 +1,65 @@
+"""The timer: timeouts of handlers, and leases that ended because the renewals fail. It needs no database."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import threading
+import time
+
+from sqlane_sa.worker.running import LEASE_LOST, TIMEOUT, RunningJob, RunningJobs
+
+log = logging.getLogger("sqlane_sa.worker")
+
+LOOK_INTERVAL = 1.0
+
+
+class Timer:
+    """Watches the deadlines of running jobs; one heap for all of them."""
+
+    def __init__(self, jobs: RunningJobs) -> None:
+        self._jobs = jobs
+        self._heap: list[tuple[float, int, RunningJob]] = []
+        self._order = itertools.count()
+        self._lock = threading.Lock()
+        self.wake = threading.Event()
+
+    def watch(self, job: RunningJob) -> None:
+        """Called when a job with a timeout starts."""
+        assert job.deadline is not None
+        with self._lock:
+            heapq.heappush(self._heap, (job.deadline, next(self._order), job))
+            first = self._heap[0][2] is job
+        if first:
+            self.wake.set()
+
+    def run_once(self) -> float:
+        """Cancel what is over its deadline or its lease; seconds until the next look."""
+        self.wake.clear()
+        now = time.monotonic()
+        self._cancel_overdue(now)
+        self._cancel_unleased(now)
+        with self._lock:
+            wait = self._heap[0][0] - now if self._heap else LOOK_INTERVAL
+        self.wake.wait(max(0.0, min(wait, LOOK_INTERVAL)))
+        return 0.0
+
+    def _cancel_overdue(self, now: float) -> None:
+        for job in self._overdue(now):
+            if not job.ended and job.cancelled is None:
+                job.cancel(TIMEOUT)
+                self._jobs.mark_timed_out(job)
+
+    def _overdue(self, now: float) -> list[RunningJob]:
+        due = []
+        with self._lock:
+            while self._heap and (self._heap[0][0] <= now or self._heap[0][2].ended):
+                due.append(heapq.heappop(self._heap)[2])
+        return due
+
+    def _cancel_unleased(self, now: float) -> None:
+        for job in self._jobs.snapshot():
+            if job.lease_end <= now and job.cancelled != LEASE_LOST:
+                log.error("job %s (%s): not renewed for a whole lease; its lease is lost", job.id, job.claimed.name)
+                job.cancel(LEASE_LOST)
