@@ -5,8 +5,6 @@ from __future__ import annotations
 MAX_AHEAD = 1000
 """Jobs claimed beyond the free slots, at most."""
 
-_WEIGHT = 0.5
-
 
 class Capacity:
     """Free slots, plus what will come free while one more turn is on its way.
@@ -21,14 +19,13 @@ class Capacity:
         self._last = 0.0
 
     def measure(self, finished: int, before: float, after: float) -> None:
-        """A turn from `before` to `after` (monotonic seconds) took `finished` results with it."""
-        elapsed = max(after - self._last, 1e-6)
+        """A turn from `before` to `after` (monotonic seconds) wrote `finished` results."""
+        since_last = max(after - self._last, 1e-6)
         self._last = after
-        # Twice what finished for each turn's length: when handlers keep up with that, the next turn brings more.
-        soon = 2.0 * finished * min(1.0, (after - before) / elapsed)
-        self._ahead += (
-            _WEIGHT * (min(soon, MAX_AHEAD) - self._ahead) if soon < self._ahead else min(soon, MAX_AHEAD) - self._ahead
-        )
+        # Twice what finishes during a turn: handlers that keep up with that bring more with the next one.
+        soon = min(2.0 * finished * min(1.0, (after - before) / since_last), MAX_AHEAD)
+        # Up at once, down by halves: one short turn is no sign that the handlers have slowed down.
+        self._ahead = soon if soon > self._ahead else (self._ahead + soon) / 2
 
     def want(self, active: int) -> int:
         """Rows to claim while `active` jobs run or wait here. Refilled by halves, so that claims are batches."""

@@ -87,7 +87,9 @@ class Execution:
             if job.cancelled == LEASE_LOST or not store.complete(conn, self._queue.tables, jobs=[job]):
                 raise LeaseLostError("the lease was lost; the handler's transaction is rolled back")
 
-    def _outcome(self, job: RunningJob, error: BaseException | None) -> Outcome:
+    def _outcome(self, job: RunningJob, error: BaseException | None) -> Outcome | None:
+        if job.cancelled == LEASE_LOST:
+            return None
         if job.cancelled == TIMEOUT:
             # However the handler ended: its result came too late, and a swallowed cancellation is no success.
             late = JobTimeoutError(job.definition.timeout or 0.0)

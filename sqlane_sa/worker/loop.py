@@ -84,19 +84,25 @@ class Loop:
         self._jobs.wake.set()
 
     def stop_claiming(self) -> None:
-        """Start nothing more, and hand back what was not started yet."""
+        """Start nothing more, and hand back what was not started yet. Called by any thread."""
         self.claiming = False
+        self._hand_back()
         self._jobs.wake.set()
+
+    @property
+    def asleep(self) -> bool:
+        """Whether the database says that this worker waits for wake-ups."""
+        return self._asleep_until > 0
 
     def turn(self) -> bool:
         """Write and claim; whether anything was done. Results that could not be written wait for the next turn."""
         self._hand_back()
-        finished = self._jobs.take_finished()
+        finished, timed_out = self._jobs.take_finished(), self._jobs.take_timed_out()
         before = time.monotonic()
         try:
-            claimed = self._write_and_claim(finished)
+            claimed = self._write_and_claim(finished, timed_out)
         except BaseException:
-            self._jobs.finished.extendleft(reversed(finished))
+            self._jobs.put_back(finished, timed_out)
             raise
         self._capacity.measure(len(finished), before, time.monotonic())
         self._forget(finished)
@@ -105,21 +111,23 @@ class Loop:
         self._start(keyed)
         return bool(finished or claimed or keyed)
 
-    def _write_and_claim(self, finished: Sequence[Finished]) -> list[ClaimedJob]:
+    def _write_and_claim(self, finished: Sequence[Finished], timed_out: Sequence[RunningJob]) -> list[ClaimedJob]:
         results = results_to_write(finished)
-        timed_out = self._jobs.take_timed_out()
         if self._hinted:
             self._hinted = False
             self._lanes.suppose_due(time.monotonic())
         shares = self._lanes.share(self._want(), time.monotonic())
         probing = self.claiming and self._probe_at <= time.monotonic() and not shares
-        if not (results or timed_out or shares or probing):
+        signing_off = not self.claiming and self.asleep
+        if not (results or timed_out or shares or probing or signing_off):
             return []
         try:
             with self._database.transaction() as conn:
                 changed = write(conn, self._queue, results) if results else []
                 if timed_out:
                     store.mark_timed_out(conn, self._queue.tables, jobs=timed_out)
+                if signing_off:
+                    self._awake(conn)
                 if not self.claiming and any(isinstance(outcome, Released) for _, outcome in results):
                     store.wake(conn, self._queue.tables)
                 if probing:
@@ -154,10 +162,13 @@ class Loop:
                 self._lanes.exhausted(name, priority)
         if not self._lanes.is_due(time.monotonic()):
             self._probe_at = 0.0
-        if len(claimed) >= BUSY_CLAIM and self._asleep_until:
-            store.awake(conn, self._queue.tables, worker_id=self._worker_id)
-            self._asleep_until = 0.0
+        if len(claimed) >= BUSY_CLAIM and self.asleep:
+            self._awake(conn)
         return claimed
+
+    def _awake(self, conn: Connection) -> None:
+        store.awake(conn, self._queue.tables, worker_id=self._worker_id)
+        self._asleep_until = 0.0
 
     def _claim_keyed(self) -> list[ClaimedJob]:
         now = time.monotonic()
@@ -189,7 +200,7 @@ class Loop:
     def _rest_keyed(self, now: float, cost: float, linger_ms: int | None) -> None:
         """The rest waits for keys. A sleeping worker is woken when one is freed; lingers end by themselves; a busy one
         looks again, but spends little of its time on it."""
-        pause = self._poll_interval if self._asleep_until else max(KEYED_PAUSE, 5 * cost)
+        pause = self._poll_interval if self.asleep else max(KEYED_PAUSE, 5 * cost)
         if linger_ms is not None:
             pause = min(pause, linger_ms / 1000)
         self._keyed_at = now + min(pause, self._poll_interval)
@@ -226,6 +237,8 @@ class Loop:
         for job in starting:
             self._jobs.add(job)
         self._handlers.submit(starting)
+        if not self.claiming:
+            self._hand_back()  # the stop came while the claim was on its way
 
     def _hand_back(self) -> None:
         """Jobs that wait for a slot longer than expected belong to whoever has one. They keep their time."""

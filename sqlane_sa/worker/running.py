@@ -130,6 +130,11 @@ class RunningJobs:
         finished = self.finished
         return [finished.popleft() for _ in range(len(finished))]
 
+    def put_back(self, finished: list[Finished], timed_out: list[RunningJob]) -> None:
+        """What could not be written waits for the next turn, in its old place."""
+        self.finished.extendleft(reversed(finished))
+        self.timed_out.extendleft(reversed(timed_out))
+
     def take_timed_out(self) -> list[RunningJob]:
         timed_out = self.timed_out
         return [timed_out.popleft() for _ in range(len(timed_out))]

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -14,7 +14,6 @@ from typing import Self
 
 from sqlalchemy import Engine
 
-from sqlane_sa import store
 from sqlane_sa.queue import Queue
 from sqlane_sa.values.errors import HandleError, WorkerError
 from sqlane_sa.values.outcome import Released
@@ -225,22 +224,23 @@ class Parts:
 
     def shut_down(self, patience: float, hurry: threading.Event) -> None:
         self.loop.stop_claiming()
-        self._wait_for_handlers(patience, hurry)
-        if len(self.jobs):
+        self._wait_until(lambda: not self.jobs, patience, hurry)
+        if self.jobs:
             for job in self.jobs.snapshot():
                 job.cancel(SHUTDOWN)
-            self._wait_for_handlers(CANCEL_GRACE, threading.Event())
+            self._wait_until(lambda: not self.jobs, CANCEL_GRACE)
             self._release_running()
-        self._wait_for_handlers(FLUSH_GRACE, threading.Event())
+        self._wait_until(lambda: not (self.jobs or self.loop.asleep), FLUSH_GRACE)
         self._stop_services()
         self.handlers.stop()
-        self._say_awake()
 
-    def _wait_for_handlers(self, patience: float, hurry: threading.Event) -> None:
-        """Until every held job has ended and its result is written; the loop goes on writing meanwhile."""
+    @staticmethod
+    def _wait_until(done: Callable[[], bool], patience: float, hurry: threading.Event | None = None) -> None:
+        """The loop goes on writing meanwhile: a job is gone from `jobs` once its result is written."""
         end = time.monotonic() + patience
-        while len(self.jobs) and not hurry.is_set() and time.monotonic() < end:
-            hurry.wait(0.01)
+        pause = hurry or threading.Event()
+        while not done() and not pause.is_set() and time.monotonic() < end:
+            pause.wait(0.01)
 
     def _release_running(self) -> None:
         """The handlers left behind run on until the process ends: their keys linger for a lease."""
@@ -260,17 +260,6 @@ class Parts:
         self.jobs.wake.set()
         for service in self.services:
             service.join(1.0)
-
-    def _say_awake(self) -> None:
-        """Else enqueues would notify a worker that is gone, until a sweep finds its row."""
-        database = Database(self._own)
-        try:
-            with database.transaction() as conn:
-                store.awake(conn, self._tables, worker_id=self._options.worker_id)
-        except Exception as error:
-            log.debug("worker %s could not sign off: %s", self._options.worker_id, error)
-        finally:
-            database.close()
 
 
 def check_schema(engine: Engine, queue: Queue) -> None:
