@@ -32,6 +32,19 @@ def accepts(function: Callable[..., Any], count: int) -> bool | None:
     return True
 
 
+def takes_context(function: Callable[..., Any]) -> bool:
+    """Whether the context is to be passed after the payload: to a second argument without a default, to one named
+    `ctx` or `context`, and to `*args`. Any other default is the function's own option."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError:
+        return False
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(positional) >= 2:
+        return positional[1].default is positional[1].empty or positional[1].name in ("ctx", "context")
+    return any(p.kind is p.VAR_POSITIONAL for p in parameters)
+
+
 def _layers(function: Any) -> list[Any]:
     while isinstance(function, functools.partial):
         function = function.func

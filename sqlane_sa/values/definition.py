@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Self
 
 from sqlane_sa.values.backoff import DEFAULT_BACKOFF
-from sqlane_sa.values.callables import accepts, is_async, is_generator
+from sqlane_sa.values.callables import accepts, is_async, is_generator, takes_context
 from sqlane_sa.values.duration import definition_error, seconds
 from sqlane_sa.values.errors import DefinitionError, InvalidJobError, shown
 from sqlane_sa.values.text import NAME_CHARS, check_keys, check_text
@@ -39,6 +39,10 @@ class Definition:
     completed_retention: float | None = 86400.0
     failed_retention: float | None = 14 * 86400.0
     transactional: bool = False
+    is_async: bool = field(init=False, repr=False, compare=False, default=False)
+    """Whether the handler is an `async def`. Like the next, found once: looking at a signature costs more than a job."""
+    wants_context: bool = field(init=False, repr=False, compare=False, default=False)
+    """Whether the handler takes the context after the payload."""
 
     @classmethod
     def build(cls, name: str, handler: Callable[..., Any] | None = None, **options: Any) -> Self:
@@ -58,16 +62,8 @@ class Definition:
         _check_backoff(self.backoff)
         _check_handler(self.handler)
         _check_transactional(self.transactional, self.handler)
-
-    @property
-    def is_async(self) -> bool:
-        """Whether the handler is an `async def`."""
-        return self.handler is not None and is_async(self.handler)
-
-    @property
-    def wants_context(self) -> bool:
-        """Whether the handler takes the context after the payload."""
-        return self.handler is not None and accepts(self.handler, 2) is True
+        self._set("is_async", self.handler is not None and is_async(self.handler))
+        self._set("wants_context", self.handler is not None and takes_context(self.handler))
 
     def keys_for(self, payload: Any) -> tuple[str, ...] | None:
         """The mutex keys of a job with this payload, sorted; None for none.

@@ -98,6 +98,8 @@ def test_options_are_normalised() -> None:
         (AsyncHandler(), True, True),
         (functools.partial(AsyncHandler()), True, True),
         (lambda payload: None, False, False),
+        (lambda payload, retries=3: None, False, False),
+        (lambda payload, ctx=None: None, False, True),
         (max, False, False),  # a builtin without a signature
         (print, False, True),
     ],
