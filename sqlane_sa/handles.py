@@ -77,18 +77,14 @@ def _wrong_handle(on: object, method: str) -> HandleError:
 
 
 def _refuse_autocommit(conn: Connection) -> None:
-    if _is_autocommit(conn):
+    if in_autocommit(conn):
         raise AutocommitError(
             "this connection is in AUTOCOMMIT, so that a rollback could not take the job back; enqueue on a connection "
             'with a transaction, for example engine.execution_options(isolation_level="READ COMMITTED").begin()'
         )
 
 
-def _is_autocommit(conn: Connection) -> bool:
-    level = conn.get_execution_options().get("isolation_level")
-    if level is None:
-        level = getattr(conn.dialect, "_on_connect_isolation_level", None)
-    if level is not None:
-        return bool(level == "AUTOCOMMIT")
-    # Set on the driver's connection behind SQLAlchemy's back.
+def in_autocommit(conn: Connection) -> bool:
+    """Whether there is no transaction to be part of. SQLAlchemy's isolation level ends in this attribute with every
+    driver, and so does a setting behind its back."""
     return bool(getattr(conn.connection.dbapi_connection, "autocommit", False))

@@ -1,6 +1,6 @@
 """The tables of one queue: `Table` objects for a prefix and a schema.
 
-The DDL itself lives in the Alembic revisions; a test keeps the two equal.
+The DDL itself lives in the Alembic revisions, with the storage parameters; a test keeps the two equal.
 """
 
 from __future__ import annotations
@@ -19,22 +19,6 @@ MAX_IDENTIFIER_BYTES = 63
 STATUSES = ("pending", "running", "completed", "failed")
 MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
 
-# Every job is updated two or three times in its life: room on the page keeps the updates that touch no index
-# inside it, and vacuum has to come by absolute counts, for a share of a big history would come hours too late.
-JOBS_STORAGE = {
-    "fillfactor": 80,
-    "autovacuum_vacuum_scale_factor": 0.01,
-    "autovacuum_vacuum_threshold": 1000,
-    "autovacuum_vacuum_insert_scale_factor": 0.1,
-    "autovacuum_analyze_scale_factor": 0.05,
-    "autovacuum_vacuum_cost_delay": 0,
-}
-ROWS_COME_AND_GO = {
-    "autovacuum_vacuum_scale_factor": 0.01,
-    "autovacuum_vacuum_threshold": 1000,
-    "autovacuum_vacuum_cost_delay": 0,
-}
-
 
 def text() -> sa.Text:
     """Text in byte order: index conditions and `ORDER BY` then agree with Python's order of the same strings."""
@@ -48,8 +32,8 @@ def moment(precision: int | None = None) -> TIMESTAMP:
 class Tables:
     """The `Table` objects of one queue.
 
-    `jobs`, `payloads`, `mutexes`, `waits` and `sleepers` carry `prefix` and `schema`; `metadata` holds them all, and
-    `rendered` the statements of the store already rendered for them.
+    `jobs`, `payloads`, `mutexes`, `waits`, `sleepers` and `version` (the revision they are at) carry `prefix` and
+    `schema`; `metadata` holds them all, and `rendered` the statements of the store already rendered for them.
     Raises `DefinitionError` when an identifier would pass 63 bytes or cannot be one.
     """
 
@@ -65,6 +49,7 @@ class Tables:
         self.mutexes = self._mutexes()
         self.waits = self._waits()
         self.sleepers = self._sleepers()
+        self.version = self._version()
         self.rendered: dict[Any, Any] = {}
         self._check_lengths()
 
@@ -111,7 +96,6 @@ class Tables:
             sa.CheckConstraint(
                 "status IN ('pending', 'running', 'completed', 'failed')", name=self.prefix + "jobs_status"
             ),
-            postgresql_with=JOBS_STORAGE,
         )
         self._index_jobs(table)
         return table
@@ -139,7 +123,6 @@ class Tables:
             sa.CheckConstraint(
                 f"octet_length(CAST(payload AS text)) <= {MAX_PAYLOAD_BYTES}", name=self.prefix + "payloads_size"
             ),
-            postgresql_with=ROWS_COME_AND_GO,
         )
 
     def _mutexes(self) -> sa.Table:
@@ -152,7 +135,6 @@ class Tables:
             sa.Column("held_until", moment()),
             sa.Column("created_at", moment(), nullable=False, server_default=sa.text("statement_timestamp()")),
             sa.PrimaryKeyConstraint("mutex_key", name=self.prefix + "mutexes_pkey"),
-            postgresql_with=ROWS_COME_AND_GO,
         )
         sa.Index(f"{self.prefix}mutexes_job", table.c.job_id)
         sa.Index(
@@ -169,7 +151,6 @@ class Tables:
             sa.Column("run_at", moment(3), nullable=False),
             sa.Column("job_id", text(), nullable=False),
             sa.PrimaryKeyConstraint("mutex_key", "run_at", "job_id", name=self.prefix + "waits_pkey"),
-            postgresql_with=ROWS_COME_AND_GO,
         )
 
     def _sleepers(self) -> sa.Table:
@@ -180,7 +161,15 @@ class Tables:
             sa.Column("worker_id", text(), nullable=False),
             sa.Column("asleep_until", moment(), nullable=False),
             sa.PrimaryKeyConstraint("worker_id", name=self.prefix + "sleepers_pkey"),
-            postgresql_with={"fillfactor": 50},
+        )
+
+    def _version(self) -> sa.Table:
+        """The migrations' own: which revision the tables are at. Beside them, so that each queue has one of its own."""
+        return sa.Table(
+            self.prefix + "version",
+            self.metadata,
+            sa.Column("version_num", sa.Text, nullable=False),
+            sa.PrimaryKeyConstraint("version_num", name=self.prefix + "version_pkey"),
         )
 
     def _check_lengths(self) -> None:

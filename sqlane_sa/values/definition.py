@@ -40,7 +40,7 @@ class Definition:
     failed_retention: float | None = 14 * 86400.0
     transactional: bool = False
     is_async: bool = field(init=False, repr=False, compare=False, default=False)
-    """Whether the handler is an `async def`. Like the next, found once: looking at a signature costs more than a job."""
+    """Whether the handler is an `async def`; found once, for looking at a signature costs more than running a job."""
     wants_context: bool = field(init=False, repr=False, compare=False, default=False)
     """Whether the handler takes the context after the payload."""
 

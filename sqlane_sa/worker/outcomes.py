@@ -10,6 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlane_sa import store
 from sqlane_sa.queue import Queue
+from sqlane_sa.sqlstate import sqlstate
 from sqlane_sa.values.failure import plain_error
 from sqlane_sa.values.outcome import Completed, Failed, Outcome, Released, Retried
 from sqlane_sa.worker.database import Database
@@ -78,8 +79,7 @@ def is_hopeless(error: BaseException) -> bool:
     """Whether a failed write says something about its own rows, and not about the database's state."""
     if not isinstance(error, DBAPIError):
         return isinstance(error, Exception)
-    state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None) or ""
-    return not error.connection_invalidated and str(state).startswith(_HOPELESS)
+    return not error.connection_invalidated and sqlstate(error).startswith(_HOPELESS)
 
 
 def _write_alone(database: Database, queue: Queue, job: RunningJob, outcome: Outcome) -> None:

@@ -1,0 +1,30 @@
+"""${message}.
+
+Revision ID: ${up_revision}
+Revises: ${down_revision | comma,n}
+
+Locks: which lock the upgrade and the downgrade take on which existing table, and for how long.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+${imports if imports else ""}
+from sqlane_sa.migrations import operations, record, target
+
+revision = ${repr(up_revision)}
+down_revision = ${repr(down_revision)}
+branch_labels = ${repr(branch_labels)}
+depends_on = ${repr(depends_on)}
+
+
+def upgrade() -> None:
+    op, at = operations(), target()
+    ${upgrades if upgrades else "pass"}
+    record(revision)
+
+
+def downgrade() -> None:
+    op, at = operations(), target()
+    ${downgrades if downgrades else "pass"}
+    record(down_revision)

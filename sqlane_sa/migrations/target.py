@@ -1,0 +1,81 @@
+"""Where a packaged revision runs: for which prefix and schema, and with which operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from alembic import op
+from alembic.config import Config
+from alembic.operations import Operations
+
+from sqlane_sa.schema import Tables
+from sqlane_sa.values.errors import HandleError
+
+
+@dataclass(frozen=True)
+class Target:
+    """The prefix and schema of a queue's tables. Raises `DefinitionError` when they cannot make identifiers."""
+
+    prefix: str = "sqlane_"
+    schema: str | None = None
+
+    def __post_init__(self) -> None:
+        Tables(self.prefix, self.schema)
+
+    def __str__(self) -> str:
+        place = f" in schema {self.schema!r}" if self.schema is not None else ""
+        return f"the tables {self.prefix + '*'!r}{place}"
+
+
+# A context variable, and operations of one's own: Alembic's `op` is one global, which threads would take from each
+# other, and a revision that is run while an application's own revision runs would leave it without.
+_running: ContextVar[tuple[Target, Operations] | None] = ContextVar("sqlane_target", default=None)
+
+
+@contextmanager
+def running(at: Target, operations: Operations) -> Iterator[None]:
+    """Within, `target()` and `operations()` return these."""
+    token = _running.set((at, operations))
+    try:
+        yield
+    finally:
+        _running.reset(token)
+
+
+def target() -> Target:
+    """The target of the revision that runs.
+
+    Where Alembic runs the packaged revisions itself, it comes from the Config: `config.attributes["sqlane_target"]` (a
+    Queue, its Tables or a Target), or else the options `sqlane_prefix` and `sqlane_schema`.
+    """
+    current = _running.get()
+    return current[0] if current is not None else configured(op.get_context().config)
+
+
+def operations() -> Operations:
+    """The Alembic operations of the revision that runs: to be used in place of `alembic.op`."""
+    current = _running.get()
+    return current[1] if current is not None else Operations(op.get_context())
+
+
+def target_of(queue: object) -> Target:
+    """The target of a Queue, Tables or Target. Raises `HandleError` for anything else."""
+    if isinstance(queue, Target):
+        return queue
+    tables = getattr(queue, "tables", queue)
+    if not isinstance(tables, Tables):
+        raise HandleError(f"a Queue is needed here, and got {type(queue).__name__}; pass the Queue that has the tables")
+    return Target(tables.prefix, tables.schema)
+
+
+def configured(config: Config | None) -> Target:
+    """The target that an Alembic Config names; see `target`."""
+    if config is None:
+        return Target()
+    if "sqlane_target" in config.attributes:
+        return target_of(config.attributes["sqlane_target"])
+    prefix = config.get_main_option("sqlane_prefix")
+    return Target("sqlane_" if prefix is None else prefix, config.get_main_option("sqlane_schema") or None)
