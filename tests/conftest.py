@@ -1,0 +1,111 @@
+"""A PostgreSQL server per test process, and for each test a database of its own, copied from a migrated one."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from sqlane_sa import Queue
+from sqlane_sa.demo.server import Server
+
+# A small log: the data may be in memory.
+SETTINGS = {"full_page_writes": False, "max_connections": 200, "max_wal_size": "256MB"}
+
+
+class GivenServer:
+    """The server of SQLANE_TEST_DATABASE_URL, whose user may create databases."""
+
+    def __init__(self, url: str) -> None:
+        self._url = sa.make_url(url)
+
+    def url(self, database: str | None = None, *, tcp: bool = False) -> str:
+        at = self._url if database is None else self._url.set(database=database)
+        return at.render_as_string(hide_password=False)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server | GivenServer]:
+    """With `server.url(database, tcp=True)`; a test that stops or restarts a server starts one of its own."""
+    given = os.environ.get("SQLANE_TEST_DATABASE_URL")
+    if given:
+        yield GivenServer(given)
+        return
+    with Server(fsync=False, tcp=True, settings=SETTINGS, parent=memory_folder()) as own:
+        yield own
+
+
+def memory_folder() -> Path | None:
+    """Memory instead of a disk, where there is enough: a database is then copied in a tenth of the time."""
+    folder = Path("/dev/shm")
+    if not os.access(folder, os.W_OK):
+        return None
+    room = os.statvfs(folder)
+    # A server of root's may need a copy of the programs there.
+    runs_programs = not room.f_flag & os.ST_NOEXEC
+    return folder if runs_programs and room.f_bavail * room.f_frsize > 2 << 30 else None
+
+
+@pytest.fixture(scope="session")
+def admin(server: Server | GivenServer) -> Iterator[sa.Engine]:
+    """In autocommit, and with one connection: what creates and drops databases."""
+    engine = sa.create_engine(server.url(), isolation_level="AUTOCOMMIT", pool_size=1)
+    yield engine
+    engine.dispose()
+
+
+@contextmanager
+def new_database(admin: sa.Engine, template: str = "template1") -> Iterator[str]:
+    """The name of a database that is there within the block, and dropped with all its connections after it."""
+    name = f"sqlane_test_{uuid.uuid4().hex}"
+    with admin.connect() as conn:
+        conn.exec_driver_sql(f"CREATE DATABASE {name} TEMPLATE {template}")
+    try:
+        yield name
+    finally:
+        with admin.connect() as conn:
+            conn.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(scope="session")
+def template_url(server: Server | GivenServer, admin: sa.Engine) -> Iterator[str]:
+    """The URL of the migrated database that each test's own is copied from; nobody may stay connected to it."""
+    from sqlane_sa import migrations
+
+    with new_database(admin) as name:
+        url = server.url(name, tcp=True)
+        engine = sa.create_engine(url, poolclass=sa.NullPool)
+        migrations.apply(engine, Queue())
+        yield url
+
+
+@pytest.fixture
+def database_url(server: Server | GivenServer, admin: sa.Engine, template_url: str) -> Iterator[str]:
+    """A migrated database, this test's alone. Over TCP, which every driver understands."""
+    with new_database(admin, str(sa.make_url(template_url).database)) as name:
+        yield server.url(name, tcp=True)
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[sa.Engine]:
+    engine = sa.create_engine(database_url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def queue() -> Queue:
+    return Queue()
+
+
+@pytest.fixture
+def conn(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """In a transaction that is rolled back."""
+    with engine.connect() as conn:
+        conn.begin()
+        yield conn

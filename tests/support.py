@@ -1,0 +1,45 @@
+"""What tests of several folders need."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import sqlalchemy as sa
+
+T = TypeVar("T")
+
+LOCK_WAITS = sa.text(
+    "SELECT pid FROM pg_stat_activity"
+    " WHERE datname = current_database() AND wait_event_type = 'Lock' AND pid <> pg_backend_pid() ORDER BY pid"
+)
+
+
+def wait_until(predicate: Callable[[], T], timeout: float = 20.0, message: str = "") -> T:
+    """Ask every 5 ms until the answer is true, and return it; the one place in the tests that sleeps."""
+    deadline = time.monotonic() + timeout
+    while not (answer := predicate()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{message or 'the awaited state'} did not come within {timeout:g} s")
+        time.sleep(0.005)
+    return answer
+
+
+def blocked_pids(conn: sa.Connection) -> list[int]:
+    """The other backends of this database that wait for a lock."""
+    return list(conn.scalars(LOCK_WAITS))
+
+
+def wait_for_lock_wait(engine: sa.Engine, n: int = 1) -> list[int]:
+    """Wait until `n` backends of the engine's database wait for a lock."""
+    # In autocommit: within a transaction PostgreSQL shows the activity as it was at the first look.
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+        return wait_until(
+            lambda: pids if len(pids := blocked_pids(conn)) >= n else [], message=f"{n} backends waiting for a lock"
+        )
+
+
+def with_driver(url: str, driver: str) -> str:
+    """The same database through another driver: "asyncpg", "pg8000", "psycopg2"."""
+    return sa.make_url(url).set(drivername=f"postgresql+{driver}").render_as_string(hide_password=False)
