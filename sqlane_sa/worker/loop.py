@@ -113,11 +113,12 @@ class Loop:
 
     def _write_and_claim(self, finished: Sequence[Finished], timed_out: Sequence[RunningJob]) -> list[ClaimedJob]:
         results = results_to_write(finished)
-        if self._hinted:
-            self._hinted = False
+        supposed, self._hinted = self._hinted, False
+        if supposed:
             self._lanes.suppose_due(time.monotonic())
         shares = self._lanes.share(self._want(), time.monotonic())
-        probing = self.claiming and self._probe_at <= time.monotonic() and not shares
+        # Also with work at hand: a backlog of one name must not hide the others. After a wake-up the claim comes first.
+        probing = self.claiming and self._probe_at <= time.monotonic() and not (supposed and shares)
         signing_off = not self.claiming and self.asleep
         if not (results or timed_out or shares or probing or signing_off):
             return []
@@ -133,7 +134,7 @@ class Loop:
                 if probing:
                     self._probe(conn)
                     shares = self._lanes.share(self._want(), time.monotonic())
-                claimed = self._claim(conn, shares) if shares else []
+                claimed = self._claim(conn, shares, supposed) if shares else []
         except Exception as error:
             if not (results and is_hopeless(error)):
                 raise
@@ -143,7 +144,7 @@ class Loop:
         self._after_write(results)
         return claimed
 
-    def _claim(self, conn: Connection, shares: list[tuple[str, int, int]]) -> list[ClaimedJob]:
+    def _claim(self, conn: Connection, shares: list[tuple[str, int, int]], supposed: bool) -> list[ClaimedJob]:
         claimed = store.claim_plain(
             conn,
             self._queue.tables,
@@ -160,8 +161,10 @@ class Loop:
                 self._lanes.claimed(name, priority)
             if found.get((name, priority), 0) < limit:
                 self._lanes.exhausted(name, priority)
-        if not self._lanes.is_due(time.monotonic()):
-            self._probe_at = 0.0
+        now = time.monotonic()
+        if not self._lanes.is_due(now):
+            # Due rows that cannot be claimed are locked by somebody: to look again at once would be a busy wait.
+            self._probe_at = 0.0 if claimed or supposed else now + self._poll_interval
         if len(claimed) >= BUSY_CLAIM and self.asleep:
             self._awake(conn)
         return claimed
