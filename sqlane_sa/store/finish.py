@@ -45,7 +45,7 @@ MARK_TIMED_OUT = Statement(
     """
 UPDATE {jobs} AS j SET timed_out_at = statement_timestamp(), updated_at = statement_timestamp()
 WHERE j.id = ANY(ARRAY(SELECT j.id FROM """
-    + RUNNING
+    + RUNNING.replace("FOR UPDATE", "FOR UPDATE SKIP LOCKED")
     + """)) AND j.timed_out_at IS NULL
 RETURNING j.id""",
     PAIRS,
@@ -149,7 +149,10 @@ def find_held(conn: Connection, tables: Tables, /, *, jobs: Sequence[Locked]) ->
 
 
 def mark_timed_out(conn: Connection, tables: Tables, /, *, jobs: Sequence[Locked]) -> list[str]:
-    """Mark running jobs as stuck: they keep lock and keys until their handlers return. The ids newly marked."""
+    """Mark running jobs as stuck: they keep lock and keys until their handlers return. The ids newly marked.
+
+    A row locked by another transaction is skipped: most likely that one finishes the job.
+    """
     return list(conn.execute(MARK_TIMED_OUT.on(tables), pairs(jobs)).scalars()) if jobs else []
 
 

@@ -35,8 +35,8 @@ class Execution:
 
     def run(self, job: RunningJob) -> Outcome | None:
         """Call a `def` handler; None when its own transaction has completed the job, or its lease is over."""
-        if job.cancelled == LEASE_LOST:
-            return None
+        if job.cancelled is not None:
+            return _not_started(job)
         try:
             payload = self._payload(job)
             if job.definition.transactional:
@@ -52,8 +52,8 @@ class Execution:
 
     async def run_async(self, job: RunningJob) -> Outcome | None:
         """Await an `async def` handler; None when the lease is over."""
-        if job.cancelled == LEASE_LOST:
-            return None
+        if job.cancelled is not None:
+            return _not_started(job)
         try:
             payload = self._payload(job)
             await self._call(job, payload, JobContext(job, self._queue, self._transaction))
@@ -101,6 +101,11 @@ class Execution:
         if job.cancelled == SHUTDOWN and isinstance(error, asyncio.CancelledError):
             return Released(0.0)
         return outcome_of(job, error)
+
+
+def _not_started(job: RunningJob) -> Outcome | None:
+    """Cancelled before its handler was called: by a lost lease, or by a shutdown, and then it keeps its place."""
+    return None if job.cancelled == LEASE_LOST else Released(None)
 
 
 def outcome_of(job: RunningJob, error: BaseException) -> Outcome:

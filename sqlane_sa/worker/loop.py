@@ -24,7 +24,7 @@ from sqlane_sa.worker.database import Database
 from sqlane_sa.worker.handlers import Handlers
 from sqlane_sa.worker.lanes import Lanes
 from sqlane_sa.worker.outcomes import Result, is_hopeless, report, results_to_write, write, write_apart
-from sqlane_sa.worker.running import Finished, RunningJob, RunningJobs
+from sqlane_sa.worker.running import TIMEOUT, Finished, RunningJob, RunningJobs
 
 log = logging.getLogger("sqlane_sa.worker")
 
@@ -126,7 +126,7 @@ class Loop:
             with self._database.transaction() as conn:
                 changed = write(conn, self._queue, results) if results else []
                 if timed_out:
-                    store.mark_timed_out(conn, self._queue.tables, jobs=timed_out)
+                    self._mark_timed_out(conn, timed_out)
                 if signing_off:
                     self._awake(conn)
                 if not self.claiming and any(isinstance(outcome, Released) for _, outcome in results):
@@ -143,6 +143,12 @@ class Loop:
         report(results, changed)
         self._after_write(results)
         return claimed
+
+    def _mark_timed_out(self, conn: Connection, jobs: Sequence[RunningJob]) -> None:
+        """A row that was locked (by a renewal, or by the job's own transaction) is marked by a later turn."""
+        marked = set(store.mark_timed_out(conn, self._queue.tables, jobs=jobs))
+        skipped = [job for job in jobs if job.id not in marked and not job.ended and job.cancelled == TIMEOUT]
+        self._jobs.timed_out.extend(skipped)
 
     def _claim(self, conn: Connection, shares: list[tuple[str, int, int]], supposed: bool) -> list[ClaimedJob]:
         claimed = store.claim_plain(

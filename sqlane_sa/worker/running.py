@@ -83,9 +83,9 @@ class RunningJob:
                 self.cancelled = reason
             if self._event is not None:
                 self._event.set()
-        cancel_task = self.cancel_task
-        if cancel_task is not None and not self.ended:
-            cancel_task()
+        # A task cancelled before its first step would end without a word; one that starts looks at the reason itself.
+        if self.cancel_task is not None and self.started_at is not None and not self.ended:
+            self.cancel_task()
 
 
 Finished = tuple[RunningJob, Outcome | None]
