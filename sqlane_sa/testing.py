@@ -76,7 +76,7 @@ class _Drain:
         self._names = names
         self._include_delayed = include_delayed
         self._raise_errors = raise_errors
-        self._execution = Execution(queue, transaction)
+        self._execution = Execution(queue, transaction, transaction)
         self._counts = {"completed": 0, "retried": 0, "failed": 0, "released": 0}
         self._released: set[str] = set()
 

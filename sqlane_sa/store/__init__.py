@@ -21,7 +21,7 @@ from sqlane_sa.store.finish import (
 )
 from sqlane_sa.store.insert import insert_jobs
 from sqlane_sa.store.inspect import get, stats
-from sqlane_sa.store.payloads import read_payload_texts, read_payloads
+from sqlane_sa.store.payloads import INLINE_BYTES, read_payload_texts, read_payloads
 from sqlane_sa.store.probe import Lane, next_linger_end, probe, probe_lanes
 from sqlane_sa.store.recovery import Recovery, find_stale, recover_stale
 from sqlane_sa.store.sleepers import awake, fall_asleep, sweep_sleepers, wake
@@ -29,6 +29,7 @@ from sqlane_sa.store.sweep import MutexSweep, WaitsSweep, delete_expired, make_d
 from sqlane_sa.store.tuning import pin_plans
 
 __all__ = [
+    "INLINE_BYTES",
     "DueJob",
     "FailResult",
     "Lane",

@@ -20,6 +20,7 @@ from sqlalchemy.types import TypeEngine
 
 from sqlane_sa.schema import Tables, moment
 from sqlane_sa.statement import BIG, INT, INTS, SMALL, TEXT, TEXTS, Statement
+from sqlane_sa.store.payloads import INLINE_BYTES
 from sqlane_sa.values.duration import seconds, to_ms
 from sqlane_sa.values.job import ClaimedJob
 
@@ -125,7 +126,9 @@ WITH picked AS MATERIALIZED (
 ), started AS ("""
     + _SET_RUNNING.replace("IDS", "ARRAY(SELECT id FROM picked)")
     + """)
-SELECT s.*, (SELECT CAST(p.payload AS text) FROM {payloads} AS p WHERE p.id = s.id) AS payload_text FROM started AS s
+SELECT s.*, (SELECT CAST(p.payload AS text) FROM {payloads} AS p
+             WHERE p.id = s.id AND octet_length(CAST(p.payload AS text)) <= :inline_bytes) AS payload_text
+FROM started AS s
 ORDER BY s.priority, s.run_at, s.id""",
     {
         "names": TEXTS,
@@ -134,6 +137,7 @@ ORDER BY s.priority, s.run_at, s.id""",
         "lock_token": TEXT,
         "locked_by": TEXT,
         "lease_ms": BIG,
+        "inline_bytes": INT,
     },
     _CLAIMED | {"payload_text": TEXT},
 )
@@ -197,9 +201,9 @@ def claim_plain(
     locked_by: str,
     lease: float | timedelta,
 ) -> list[ClaimedJob]:
-    """Start the first due jobs without keys of each lane `(name, priority, limit in rows)`, payloads included.
+    """Start the first due jobs without keys of each lane `(name, priority, limit in rows)`.
 
-    One statement. `lease` in seconds. Returns the started jobs by priority, run_at and id.
+    One statement, which brings payloads of at most 64 KiB along (`payload_text`, else None). `lease` in seconds. Returns the started jobs by priority, run_at and id.
     """
     parameters = {
         "names": [lane[0] for lane in lanes],
@@ -208,6 +212,7 @@ def claim_plain(
         "lock_token": lock_token,
         "locked_by": locked_by,
         "lease_ms": to_ms(seconds(lease, "lease")),
+        "inline_bytes": INLINE_BYTES,
     }
     return [ClaimedJob._make(row) for row in conn.execute(CLAIM_PLAIN.on(tables), parameters)]
 

@@ -7,6 +7,8 @@ import inspect
 import logging
 from typing import Any
 
+from sqlalchemy.exc import DBAPIError
+
 from sqlane_sa import store
 from sqlane_sa.queue import Queue
 from sqlane_sa.values.backoff import delay_after
@@ -16,29 +18,40 @@ from sqlane_sa.values.outcome import Completed, Discard, Failed, Outcome, Releas
 from sqlane_sa.values.payload import decode
 from sqlane_sa.worker.context import JobContext, Transaction
 from sqlane_sa.worker.running import LEASE_LOST, SHUTDOWN, TIMEOUT, RunningJob
+from sqlane_sa.worker.service import first_line
 
 log = logging.getLogger("sqlane_sa.worker")
 
 COMPLETED = Completed()
+READ_AGAIN_DELAY = 1.0
 
 
 class LeaseLostError(SqlaneError):
     """The job was taken over by another worker before its transaction could complete it."""
 
 
-class Execution:
-    """Runs handlers. `transaction` opens what a transactional one runs in, and what `ctx.enqueue` writes in."""
+class PayloadNotReadError(SqlaneError):
+    """The database did not answer: no fault of the job, which has not begun."""
 
-    def __init__(self, queue: Queue, transaction: Transaction) -> None:
+
+class Execution:
+    """Runs handlers.
+
+    `transaction` opens what a transactional one runs in, and what `ctx.enqueue` writes in; `reading` opens what a
+    payload that was too large for the claim is read in.
+    """
+
+    def __init__(self, queue: Queue, transaction: Transaction, reading: Transaction) -> None:
         self._queue = queue
         self._transaction = transaction
+        self._reading = reading
 
     def run(self, job: RunningJob) -> Outcome | None:
         """Call a `def` handler; None when its own transaction has completed the job, or its lease is over."""
         if job.cancelled is not None:
             return _not_started(job)
         try:
-            payload = self._payload(job)
+            payload = self._payload(job, self._text(job))
             if job.definition.transactional:
                 self._run_transactional(job, payload)
                 return None
@@ -55,19 +68,28 @@ class Execution:
         if job.cancelled is not None:
             return _not_started(job)
         try:
-            payload = self._payload(job)
+            payload = self._payload(job, job.claimed.payload_text or await asyncio.to_thread(self._text, job))
             await self._call(job, payload, JobContext(job, self._queue, self._transaction))
         except BaseException as error:
             return self._outcome(job, error)
         return self._outcome(job, None)
 
-    def _payload(self, job: RunningJob) -> Any:
+    def _text(self, job: RunningJob) -> str | None:
+        if job.claimed.payload_text is not None:
+            return job.claimed.payload_text
+        try:
+            with self._reading() as conn:
+                return store.read_payload_texts(conn, self._queue.tables, [job.id]).get(job.id)
+        except DBAPIError as error:
+            raise PayloadNotReadError(f"the payload could not be read: {first_line(error)}") from error
+
+    def _payload(self, job: RunningJob, text: str | None) -> Any:
         claimed = job.claimed
         if claimed.attempts >= claimed.max_attempts:
             raise AttemptsExhaustedError(claimed.attempts, claimed.max_attempts)
-        if claimed.payload_text is None:
+        if text is None:
             raise PayloadError("the payload of this job is missing", place="payload")
-        return decode(claimed.payload_text)
+        return decode(text)
 
     def _call(self, job: RunningJob, payload: Any, context: JobContext) -> Any:
         handler = job.definition.handler
@@ -110,6 +132,9 @@ def _not_started(job: RunningJob) -> Outcome | None:
 
 def outcome_of(job: RunningJob, error: BaseException) -> Outcome:
     """What an exception that left a handler means for its job."""
+    if isinstance(error, PayloadNotReadError):
+        log.warning("job %s (%s) is released: %s", job.id, job.claimed.name, error)
+        return Released(READ_AGAIN_DELAY)
     if isinstance(error, Snooze):
         return Released(error.delay)
     if isinstance(error, Discard):

@@ -198,7 +198,7 @@ class Loop:
                 locked_by=self._worker_id,
                 lease=self._lease,
             )
-            texts = store.read_payload_texts(conn, tables, [job.id for job in claimed])
+            texts = store.read_payload_texts(conn, tables, [job.id for job in claimed], max_bytes=store.INLINE_BYTES)
             linger_ms = None if claimed else store.next_linger_end(conn, tables)
         # The walk over the keys starts where this claim ended, so that each key gets its turn.
         self._after_key = max((key for job in claimed for key in job.mutex_keys or ()), default="")

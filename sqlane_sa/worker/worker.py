@@ -183,7 +183,10 @@ class Parts:
         self.jobs = RunningJobs()
         self.timer = Timer(self.jobs)
         self.handlers = Handlers(
-            Execution(queue, partial(read_committed, engine)), self.jobs, options.concurrency, self.timer.watch
+            Execution(queue, partial(read_committed, engine), own.begin),
+            self.jobs,
+            options.concurrency,
+            self.timer.watch,
         )
         databases = [Database(own) for _ in range(3)]
         self.heartbeat = Heartbeat(databases[0], queue.tables, self.jobs, options.lease)
