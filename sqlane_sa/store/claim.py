@@ -203,7 +203,8 @@ def claim_plain(
 ) -> list[ClaimedJob]:
     """Start the first due jobs without keys of each lane `(name, priority, limit in rows)`.
 
-    One statement, which brings payloads of at most 64 KiB along (`payload_text`, else None). `lease` in seconds. Returns the started jobs by priority, run_at and id.
+    One statement, which brings payloads of at most 64 KiB along (`payload_text`, else None). `lease` in seconds.
+    Returns the started jobs by priority, run_at and id.
     """
     parameters = {
         "names": [lane[0] for lane in lanes],
