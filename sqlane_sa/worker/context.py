@@ -103,9 +103,10 @@ class JobContext:
 
     @property
     def session(self) -> Session:
-        """A Session on `connection`; it is flushed before the job completes. Raises like `connection`."""
+        """A Session on `connection`, within a savepoint of its transaction: `commit` and `rollback` of the session end
+        the savepoint alone, and what is pending is flushed before the job completes. Raises like `connection`."""
         if self._session is None:
-            self._session = Session(bind=self.connection, join_transaction_mode="control_fully")
+            self._session = Session(bind=self.connection, join_transaction_mode="create_savepoint")
         return self._session
 
     def enqueue(self, name: str, payload: Any = None, **options: Any) -> Enqueued:
@@ -118,10 +119,11 @@ class JobContext:
         with self._transaction() as conn:
             return self._queue.enqueue(conn, name, payload, **options)
 
-    def flush(self) -> None:
+    def commit_session(self) -> None:
+        """Flush, and release the savepoint: nothing is committed before the job's completion."""
         if self._session is not None:
-            self._session.flush()
+            self._session.commit()
 
-    def close(self) -> None:
+    def close_session(self) -> None:
         if self._session is not None:
             self._session.close()

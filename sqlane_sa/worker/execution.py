@@ -101,9 +101,9 @@ class Execution:
             context = JobContext(job, self._queue, self._transaction, conn)
             try:
                 self._call(job, payload, context)
-                context.flush()
+                context.commit_session()
             finally:
-                context.close()
+                context.close_session()
             if job.cancelled == TIMEOUT:
                 raise JobTimeoutError(job.definition.timeout or 0.0)
             if job.cancelled == LEASE_LOST or not store.complete(conn, self._queue.tables, jobs=[job]):
