@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import BigInteger, Boolean, Integer, SmallInteger, Text, bindparam, text
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy import BigInteger, Boolean, Dialect, Integer, SmallInteger, Text, TypeDecorator, bindparam, text
 from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlalchemy.sql.elements import TextClause
 from sqlalchemy.sql.selectable import TextualSelect
@@ -16,14 +16,46 @@ from sqlane_sa.schema import Tables
 
 Types = Mapping[str, TypeEngine[Any]]
 
+
+def array_literal(items: Iterable[str | int | None]) -> str:
+    """The text form of a PostgreSQL array."""
+    return "{" + ",".join(["NULL" if item is None else _quoted(item) for item in items]) + "}"
+
+
+def _quoted(item: str | int) -> str:
+    if isinstance(item, int):
+        return str(item)
+    return '"' + item.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+class Array(TypeDecorator[Sequence[Any]]):
+    """An array of strings or integers, sent as one text by every driver; the statement casts it.
+
+    Faster than a list, and pg8000 takes a "null" in a list for NULL. What comes back is a list already.
+    """
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Sequence[str | int | None] | None, dialect: Dialect) -> str | None:
+        if value is None:
+            return None
+        literal = array_literal(value)
+        # A lone surrogate is refused here: on its way out it would leave pg8000 out of step with the server.
+        literal.encode()
+        return literal
+
+
 TEXT: TypeEngine[str] = Text()
 SMALL: TypeEngine[int] = SmallInteger()
 INT: TypeEngine[int] = Integer()
 BIG: TypeEngine[int] = BigInteger()
 BOOL: TypeEngine[bool] = Boolean()
-TEXTS: TypeEngine[Sequence[str]] = ARRAY(Text())
-INTS: TypeEngine[Sequence[int]] = ARRAY(Integer())
-BIGS: TypeEngine[Sequence[int]] = ARRAY(BigInteger())
+TEXTS: TypeEngine[Sequence[str]] = Array()
+INTS: TypeEngine[Sequence[int]] = Array()
+BIGS: TypeEngine[Sequence[int]] = Array()
+
+_TABLE = re.compile(r"\{(jobs|payloads|mutexes|waits|sleepers)\}")
 
 # A dialect that does not double percent signs: text() doubles them for the drivers that need it.
 _preparer = PGDialect(paramstyle="named").identifier_preparer  # type: ignore[no-untyped-call]
@@ -50,10 +82,11 @@ class Statement:
         return statement
 
     def _render(self, tables: Tables) -> TextClause | TextualSelect:
-        sql = self.sql
-        for name in ("jobs", "payloads", "mutexes", "waits", "sleepers"):
-            table = getattr(tables, name)
+        def name(found: re.Match[str]) -> str:
             # text() reads a colon as the start of a bind: one inside an identifier has to be escaped.
-            sql = sql.replace("{" + name + "}", _preparer.format_table(table).replace(":", "\\:"))
+            return _preparer.format_table(getattr(tables, found[1])).replace(":", "\\:")
+
+        # In one pass: a prefix may be "{waits}".
+        sql = _TABLE.sub(name, self.sql)
         clause = text(sql).bindparams(*(bindparam(name, type_=type_) for name, type_ in self.binds.items()))
         return clause if self.columns is None else clause.columns(**self.columns)

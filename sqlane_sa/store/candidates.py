@@ -112,10 +112,11 @@ WITH RECURSIVE line AS (
         SELECT j.id, j.job_name, j.priority, j.run_at, j.mutex_keys
         FROM {waits} AS w CROSS JOIN LATERAL (
             SELECT a.id, a.job_name, a.priority, a.run_at, a.mutex_keys FROM {jobs} AS a
-            WHERE a.id = w.job_id AND a.status = 'pending' AND a.mutex_keys IS NOT NULL LIMIT 1) AS j
+            WHERE a.id = w.job_id AND a.status = 'pending' AND a.mutex_keys IS NOT NULL
+            AND a.run_at <= statement_timestamp() LIMIT 1) AS j
         WHERE w.mutex_key = l.mutex_key AND w.run_at <= statement_timestamp()
         ORDER BY w.run_at, w.job_id LIMIT 1) AS h
-    WHERE h.run_at <= statement_timestamp() AND h.job_name = ANY(CAST(:names AS text[]))
+    WHERE h.job_name = ANY(CAST(:names AS text[]))
 )
 SELECT c.id, c.job_name, c.priority, c.run_at FROM head AS c WHERE """
     + _STARTABLE
@@ -129,8 +130,8 @@ SELECT NULL, l.mutex_key, CAST(0 AS smallint), NULL FROM line AS l WHERE l.place
 
 def find_candidates(
     conn: Connection,
-    tables: Tables,
     /,
+    tables: Tables,
     *,
     limits_by_name: Mapping[str, int],
     keyed_names: Collection[str] | None = None,
@@ -154,7 +155,7 @@ def find_candidates(
 
 
 def find_keyed_candidates(
-    conn: Connection, tables: Tables, /, *, limits_by_name: Mapping[str, int], after_key: str = "", window: int = WINDOW
+    conn: Connection, /, tables: Tables, *, limits_by_name: Mapping[str, int], after_key: str = "", window: int = WINDOW
 ) -> list[str]:
     """`find_candidates` for the jobs with mutex keys alone."""
     return [one.id for one in _best(_keyed(conn, tables, limits_by_name, after_key, window), limits_by_name)]
@@ -170,11 +171,15 @@ def _candidates(
 def _keyed(conn: Connection, tables: Tables, limits: Mapping[str, int], after_key: str, window: int) -> list[Candidate]:
     rows = _candidates(conn, tables, WINDOWED, limits, window=window)
     found = [row for row in rows if row.id is not None]
-    full = {row.name for row in rows if row.id is None}
-    short = [name for name in full if sum(row.name == name for row in found) < limits[name]]
+    short = sorted({lane.name for lane in rows if lane.id is None and _found(found, lane) < limits[lane.name]})
     if short:
         found += next(filter(None, _walk(conn, tables, short, after_key)), [])
     return found
+
+
+def _found(found: Iterable[Candidate], lane: Candidate) -> int:
+    """How many of the lane's name start before what is past its window: worse priorities must not hide that."""
+    return sum(one.name == lane.name and one.priority <= lane.priority for one in found)
 
 
 def _walk(conn: Connection, tables: Tables, names: list[str], after_key: str) -> Iterator[list[Candidate]]:

@@ -156,8 +156,8 @@ def pick_free(rows: Sequence[DueJob], busy_keys: Collection[str]) -> list[DueJob
 
 def claim(
     conn: Connection,
-    tables: Tables,
     /,
+    tables: Tables,
     *,
     candidate_ids: Sequence[str],
     lock_token: str,
@@ -174,7 +174,7 @@ def claim(
     rows = _lock_due(conn, tables, candidate_ids)
     keys = sorted({key for row in rows for key in row.mutex_keys or ()})
     now, busy = _read_busy(conn, tables, keys) if keys else (None, set[str]())
-    chosen = pick_free(list(pick(rows, busy)), ())
+    chosen = _startable(rows, pick(rows, busy))
     if any(row.mutex_keys for row in chosen):
         chosen = _acquire(conn, tables, chosen, lock_token, now)
     if not chosen:
@@ -193,8 +193,8 @@ def claim(
 
 def claim_plain(
     conn: Connection,
-    tables: Tables,
     /,
+    tables: Tables,
     *,
     lanes: Sequence[tuple[str, int, int]],
     lock_token: str,
@@ -229,6 +229,12 @@ def _lock_due(conn: Connection, tables: Tables, ids: Sequence[str]) -> list[DueJ
 def _read_busy(conn: Connection, tables: Tables, keys: list[str]) -> tuple[datetime, set[str]]:
     rows = conn.execute(READ_BUSY.on(tables), {"keys": keys}).all()
     return rows[0].now, {row.mutex_key for row in rows if row.mutex_key is not None}
+
+
+def _startable(rows: Sequence[DueJob], picked: Iterable[DueJob]) -> list[DueJob]:
+    """What was picked: each once, only rows that are locked, and no two with a key in common."""
+    locked = {row.id: row for row in rows}
+    return pick_free([locked[id_] for id_ in dict.fromkeys(row.id for row in picked) if id_ in locked], ())
 
 
 def _acquire(conn: Connection, tables: Tables, chosen: list[DueJob], lock_token: str, now: Any) -> list[DueJob]:

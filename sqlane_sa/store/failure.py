@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from sqlane_sa.schema import Tables
+from sqlane_sa.sqlstate import sqlstate
 from sqlane_sa.statement import BIG, INT, TEXT, TEXTS, Statement
 from sqlane_sa.store.insert import insert_jobs
 from sqlane_sa.store.locks import Locked, free_keys, lock_running
 from sqlane_sa.store.payloads import read_payload_texts
 from sqlane_sa.values.errors import PayloadError
+from sqlane_sa.values.failure import error_dict, error_json
 from sqlane_sa.values.job import FailedJob, NewJob
 from sqlane_sa.values.payload import decode
+
+# Classes of SQLSTATE: connection, transaction rollback, resources, object state (a lock), intervention, system.
+_OUTAGES = ("08", "40", "53", "55", "57", "58")
 
 FailureBuilder = Callable[[FailedJob], NewJob | None]
 
@@ -49,18 +53,19 @@ class FailResult(NamedTuple):
 
 def fail(
     conn: Connection,
-    tables: Tables,
     /,
+    tables: Tables,
     *,
     job: Locked,
-    error: Mapping[str, Any],
+    error: object,
     build_failure_job: FailureBuilder | None = None,
 ) -> FailResult:
     """Fail one running job for good: one attempt more, error and payload kept for its retention, keys freed.
 
+    `error` is a JSON-safe mapping, an exception, a text or None.
     When the job names a failure job, `build_failure_job(FailedJob)` returns the `NewJob` to insert, or None for none.
     Building and inserting run under a savepoint: if they fail, the job still fails and the result says why.
-    Raises `OperationalError` (deadlock, timeout, lost connection): the whole is to be repeated.
+    Raises SQLAlchemy's `DBAPIError` for a deadlock, a timeout or a lost connection: the whole is to be repeated.
     """
     row = lock_running(conn, tables, [job]).get((job.id, job.lock_token))
     result = FailResult(False)
@@ -74,7 +79,7 @@ def fail_locked(
     conn: Connection,
     tables: Tables,
     row: Row[Any],
-    error: Mapping[str, Any],
+    error: object,
     build: FailureBuilder | None,
     *,
     attempts: int = 0,
@@ -89,7 +94,7 @@ def fail_locked(
             "id": row.id,
             "attempts": attempts,
             "stalls": stalls,
-            "error": json.dumps(error),
+            "error": error_json(error),
             "retention_ms": row.failed_retention_ms,
         }
         conn.execute(FAIL.on(tables), parameters)
@@ -102,7 +107,7 @@ def fail_locked(
         attempt=row.attempts + attempts,
         max_attempts=row.max_attempts,
         failure_job=row.failure_job,
-        error=dict(error),
+        error=error_dict(error) or {},
     )
     return _add_failure_job(conn, tables, failed, build)
 
@@ -115,11 +120,17 @@ def _add_failure_job(conn: Connection, tables: Tables, failed: FailedJob, build:
                 return FailResult(True)
             return FailResult(True, insert_jobs(conn, tables, jobs=[job])[0].id)
     except Exception as problem:
-        if isinstance(problem, OperationalError) or (
-            isinstance(problem, DBAPIError) and problem.connection_invalidated
-        ):
+        if isinstance(problem, DBAPIError) and _is_outage(problem):
             raise
         return FailResult(True, None, f"{type(problem).__name__}: {problem}"[:1000])
+
+
+def _is_outage(error: DBAPIError) -> bool:
+    """Whether a later try may succeed. By PostgreSQL's code, for each driver makes other classes of these errors."""
+    if error.connection_invalidated:
+        return True
+    state = sqlstate(error)
+    return state.startswith(_OUTAGES) if state else isinstance(error, OperationalError | InterfaceError)
 
 
 def _decoded(payload: str | None) -> Any:

@@ -6,17 +6,17 @@ time it changes nothing. Each frees the keys held under the lock whether or not 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import Connection
 
 from sqlane_sa.schema import Tables
 from sqlane_sa.statement import BIG, BIGS, TEXT, TEXTS, Statement, Types
-from sqlane_sa.store.locks import PAIRS, RUNNING, Locked, free_keys, linger_keys, lock_running, pairs
+from sqlane_sa.store.locks import PAIRS, RUNNING, Locked, free_keys, linger_keys, lock_holds, lock_running, pairs
 from sqlane_sa.values.duration import seconds, to_ms
+from sqlane_sa.values.failure import error_json
 
 _UNLOCK = "lock_token = NULL, locked_by = NULL, locked_until = NULL, updated_at = statement_timestamp()"
 
@@ -111,14 +111,18 @@ STALL = Statement(
 )
 
 
+UNKNOWN_KEYS = ("?",)
+"""Of a lock whose job may have keys: they are looked for. Of a job known to have none they are not."""
+
+
 class RetryWrite(NamedTuple):
-    """`delay` in seconds; `error` a JSON-safe dict."""
+    """`delay` in seconds; `error` a JSON-safe mapping, an exception, a text or None."""
 
     id: str
     lock_token: str
     delay: float
-    error: Mapping[str, Any]
-    mutex_keys: Sequence[str] | None = ()
+    error: object
+    mutex_keys: Sequence[str] | None = UNKNOWN_KEYS
 
 
 class ReleaseWrite(NamedTuple):
@@ -128,10 +132,10 @@ class ReleaseWrite(NamedTuple):
     lock_token: str
     delay: float | None
     linger: float | None
-    mutex_keys: Sequence[str] | None = ()
+    mutex_keys: Sequence[str] | None = UNKNOWN_KEYS
 
 
-def renew_leases(conn: Connection, tables: Tables, /, *, jobs: Sequence[Locked], lease: float | timedelta) -> list[str]:
+def renew_leases(conn: Connection, /, tables: Tables, *, jobs: Sequence[Locked], lease: float | timedelta) -> list[str]:
     """Extend the leases of running jobs to `lease` seconds from now; the ids renewed.
 
     A row locked by another transaction is skipped: it is being finished or recovered, and a wait here would cost the
@@ -143,12 +147,12 @@ def renew_leases(conn: Connection, tables: Tables, /, *, jobs: Sequence[Locked],
     return list(conn.execute(RENEW.on(tables), parameters).scalars())
 
 
-def find_held(conn: Connection, tables: Tables, /, *, jobs: Sequence[Locked]) -> list[str]:
+def find_held(conn: Connection, /, tables: Tables, *, jobs: Sequence[Locked]) -> list[str]:
     """Ids of the jobs that still run under their tokens. Locks nothing."""
     return list(conn.execute(FIND_HELD.on(tables), pairs(jobs)).scalars()) if jobs else []
 
 
-def mark_timed_out(conn: Connection, tables: Tables, /, *, jobs: Sequence[Locked]) -> list[str]:
+def mark_timed_out(conn: Connection, /, tables: Tables, *, jobs: Sequence[Locked]) -> list[str]:
     """Mark running jobs as stuck: they keep lock and keys until their handlers return. The ids newly marked.
 
     A row locked by another transaction is skipped: most likely that one finishes the job.
@@ -156,7 +160,7 @@ def mark_timed_out(conn: Connection, tables: Tables, /, *, jobs: Sequence[Locked
     return list(conn.execute(MARK_TIMED_OUT.on(tables), pairs(jobs)).scalars()) if jobs else []
 
 
-def complete(conn: Connection, tables: Tables, /, *, jobs: Sequence[Locked]) -> list[str]:
+def complete(conn: Connection, /, tables: Tables, *, jobs: Sequence[Locked]) -> list[str]:
     """Complete running jobs, one attempt more, payloads deleted, kept for their retention. The ids changed."""
     if not jobs:
         return []
@@ -167,20 +171,20 @@ def complete(conn: Connection, tables: Tables, /, *, jobs: Sequence[Locked]) -> 
 
 def retry(
     conn: Connection,
-    tables: Tables,
     /,
+    tables: Tables,
     *,
     job: Locked,
     delay: float | timedelta = 0,
-    error: Mapping[str, Any] | None = None,
+    error: object = None,
 ) -> bool:
     """Set one running job back to pending after `delay` seconds, one attempt more, error kept. Whether it changed."""
-    keys = getattr(job, "mutex_keys", ("?",))
-    write = RetryWrite(job.id, job.lock_token, seconds(delay, "delay"), error or {}, keys)
+    keys = getattr(job, "mutex_keys", UNKNOWN_KEYS)
+    write = RetryWrite(job.id, job.lock_token, seconds(delay, "delay"), error, keys)
     return bool(retry_many(conn, tables, retries=[write]))
 
 
-def retry_many(conn: Connection, tables: Tables, /, *, retries: Sequence[RetryWrite]) -> list[str]:
+def retry_many(conn: Connection, /, tables: Tables, *, retries: Sequence[RetryWrite]) -> list[str]:
     """`retry` for many jobs at once; the ids changed."""
     held = lock_running(conn, tables, retries)
     rows = [write for write in retries if (write.id, write.lock_token) in held]
@@ -191,8 +195,8 @@ def retry_many(conn: Connection, tables: Tables, /, *, retries: Sequence[RetryWr
 
 def release(
     conn: Connection,
-    tables: Tables,
     /,
+    tables: Tables,
     *,
     job: Locked,
     delay: float | timedelta | None = 0,
@@ -203,19 +207,23 @@ def release(
     A `delay` of None keeps its time, and so its place in the lines of its keys, for a job that was not started. Its
     keys are freed, or stay held for `linger` seconds because its handler still runs.
     """
-    keys = getattr(job, "mutex_keys", ("?",))
+    keys = getattr(job, "mutex_keys", UNKNOWN_KEYS)
     wait = None if delay is None else seconds(delay, "delay")
     kept = None if linger is None else seconds(linger, "linger")
     write = ReleaseWrite(job.id, job.lock_token, wait, kept, keys)
     return bool(release_many(conn, tables, releases=[write]))
 
 
-def release_many(conn: Connection, tables: Tables, /, *, releases: Sequence[ReleaseWrite]) -> list[str]:
+def release_many(conn: Connection, /, tables: Tables, *, releases: Sequence[ReleaseWrite]) -> list[str]:
     """`release` for many jobs at once; the ids changed."""
     held = lock_running(conn, tables, releases)
     rows = [write for write in releases if (write.id, write.lock_token) in held]
     changed = set_pending(conn, tables, RELEASE, [(write.id, write.delay, None) for write in rows])
-    for linger in sorted({write.linger for write in rows if write.linger}):
+    lingers = sorted({write.linger for write in rows if write.linger})
+    if lingers:
+        # All at once, before they are changed in groups: keys are locked in one order everywhere.
+        lock_holds(conn, tables, releases)
+    for linger in lingers:
         linger_keys(conn, tables, [write for write in rows if write.linger == linger], to_ms(linger))
     free_keys(
         conn, tables, [write for write in releases if not (write.linger and (write.id, write.lock_token) in held)]
@@ -227,7 +235,7 @@ def set_pending(
     conn: Connection,
     tables: Tables,
     statement: Statement,
-    rows: Sequence[tuple[str, float | None, Mapping[str, Any] | None]],
+    rows: Sequence[tuple[str, float | None, object]],
 ) -> list[str]:
     """Run RETRY, RELEASE or STALL for `(id, delay in seconds, error)` of jobs that this transaction has locked."""
     if not rows:
@@ -235,6 +243,6 @@ def set_pending(
     parameters = {
         "ids": [id_ for id_, _, _ in rows],
         "delays_ms": [None if delay is None else to_ms(delay) for _, delay, _ in rows],
-        "errors": [None if error is None else json.dumps(error) for _, _, error in rows],
+        "errors": [error_json(error) for _, _, error in rows],
     }
     return list(conn.execute(statement.on(tables), parameters).scalars())

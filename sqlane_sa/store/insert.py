@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from sqlane_sa.schema import Tables
-from sqlane_sa.statement import BIGS, INTS, TEXT, TEXTS, Statement, Types
+from sqlane_sa.statement import BIGS, INTS, TEXT, TEXTS, Statement, Types, array_literal
 from sqlane_sa.values.ids import new_ids
 from sqlane_sa.values.job import Enqueued, NewJob
 
@@ -89,7 +89,7 @@ INSERT_KNOWN = Statement(
 )
 
 
-def insert_jobs(conn: Connection, tables: Tables, /, *, jobs: Iterable[NewJob]) -> list[Enqueued]:
+def insert_jobs(conn: Connection, /, tables: Tables, *, jobs: Iterable[NewJob]) -> list[Enqueued]:
     """Insert jobs with their payloads, at most 2,000 per statement, and wake a waiting worker at commit.
 
     Returns one `Enqueued(id, created)` per job in input order; `created` is False where a job with the given id
@@ -135,7 +135,8 @@ def _parameters(tables: Tables, ids: list[str], jobs: Sequence[NewJob]) -> dict[
         "priorities": [job.priority for job in jobs],
         "run_ats": [_utc(job.run_at) for job in jobs],
         "delays_ms": [job.delay_ms for job in jobs],
-        "mutex_keys": [_array(job.mutex_keys) for job in jobs],
+        # As literals: unnest() would flatten an array of arrays.
+        "mutex_keys": [array_literal(job.mutex_keys) if job.mutex_keys else None for job in jobs],
         "max_attempts": [job.max_attempts for job in jobs],
         "max_stalls": [job.max_stalls for job in jobs],
         "failure_jobs": [job.failure_job for job in jobs],
@@ -148,10 +149,3 @@ def _parameters(tables: Tables, ids: list[str], jobs: Sequence[NewJob]) -> dict[
 def _utc(moment: datetime | None) -> str | None:
     """With its offset in the text, the instant depends on no session setting and on no driver's time zones."""
     return None if moment is None else moment.astimezone(UTC).isoformat()
-
-
-def _array(keys: Sequence[str] | None) -> str | None:
-    """An array literal: unnest() would flatten an array of arrays."""
-    if not keys:
-        return None
-    return "{" + ",".join('"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"' for key in keys) + "}"

@@ -78,7 +78,7 @@ SELECT job_name, 0, 0, 0, 0, count(*), NULL FROM {jobs} WHERE status = 'failed' 
 )
 
 
-def get(conn: Connection, tables: Tables, /, *, id: str) -> Job | None:
+def get(conn: Connection, /, tables: Tables, *, id: str) -> Job | None:
     """The job with its payload, or None. `payload_error` says why a payload could not be decoded."""
     row = conn.execute(GET.on(tables), {"id": id}).one_or_none()
     if row is None:
@@ -94,7 +94,7 @@ def get(conn: Connection, tables: Tables, /, *, id: str) -> Job | None:
     return Job(name=name, mutex_keys=None if keys is None else tuple(keys), payload_error=problem, **facts)
 
 
-def stats(conn: Connection, tables: Tables, /) -> dict[str, NameStats]:
+def stats(conn: Connection, /, tables: Tables) -> dict[str, NameStats]:
     """Name to pending, due, running, stuck and failed jobs and the age of the oldest due one in ms, for the names
     that have any."""
     return {row.job_name: NameStats._make(row) for row in conn.execute(STATS.on(tables))}

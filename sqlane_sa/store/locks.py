@@ -106,21 +106,23 @@ def lock_running(conn: Connection, tables: Tables, jobs: Sequence[Locked]) -> di
 
 def free_keys(conn: Connection, tables: Tables, jobs: Iterable[Locked]) -> None:
     """Free the keys held under these locks, whether or not the jobs still run under them."""
-    held = pairs(_keyed(jobs))
-    keys = _lock_holds(conn, tables, held)
+    jobs = _keyed(jobs)
+    keys = lock_holds(conn, tables, jobs)
     if keys:
-        conn.execute(FREE.on(tables), {**held, "keys": keys, "channel": tables.channel}).close()
+        conn.execute(FREE.on(tables), {**pairs(jobs), "keys": keys, "channel": tables.channel}).close()
 
 
 def linger_keys(conn: Connection, tables: Tables, jobs: Iterable[Locked], linger_ms: int) -> None:
     """Keep the keys held under these locks for `linger_ms` more, without their jobs."""
-    held = pairs(_keyed(jobs))
-    keys = _lock_holds(conn, tables, held)
+    jobs = _keyed(jobs)
+    keys = lock_holds(conn, tables, jobs)
     if keys:
-        conn.execute(LINGER.on(tables), {**held, "keys": keys, "linger_ms": linger_ms})
+        conn.execute(LINGER.on(tables), {**pairs(jobs), "keys": keys, "linger_ms": linger_ms})
 
 
-def _lock_holds(conn: Connection, tables: Tables, held: dict[str, list[str]]) -> list[str]:
+def lock_holds(conn: Connection, tables: Tables, jobs: Iterable[Locked]) -> list[str]:
+    """Lock what is held under these locks, in the order of the keys; the keys."""
+    held = pairs(_keyed(jobs))
     return list(conn.execute(LOCK_HOLDS.on(tables), held).scalars()) if held["ids"] else []
 
 

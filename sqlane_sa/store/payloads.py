@@ -28,14 +28,14 @@ FROM unnest(CAST(:ids AS text[])) AS i(id)""",
 
 
 def read_payload_texts(
-    conn: Connection, tables: Tables, /, ids: Sequence[str], *, max_bytes: int = MAX_PAYLOAD_BYTES
+    conn: Connection, /, tables: Tables, ids: Sequence[str], *, max_bytes: int = MAX_PAYLOAD_BYTES
 ) -> dict[str, str]:
     """Id to JSON text, for the ids that have a payload of at most `max_bytes`."""
     rows = conn.execute(READ.on(tables), {"ids": list(ids), "max_bytes": max_bytes}) if ids else ()
     return {row.id: row.payload for row in rows if row.payload is not None}
 
 
-def read_payloads(conn: Connection, tables: Tables, /, *, ids: Sequence[str]) -> dict[str, Any]:
+def read_payloads(conn: Connection, /, tables: Tables, *, ids: Sequence[str]) -> dict[str, Any]:
     """Id to payload, for the ids that have one; a `PayloadError` in the place of one that cannot be decoded."""
     return {id_: _decoded(text) for id_, text in read_payload_texts(conn, tables, ids).items()}
 

@@ -57,7 +57,7 @@ FROM {mutexes} WHERE held_until > statement_timestamp() ORDER BY held_until LIMI
 )
 
 
-def probe(conn: Connection, tables: Tables, /) -> list[tuple[str, int]]:
+def probe(conn: Connection, /, tables: Tables) -> list[tuple[str, int]]:
     """`(name, delay in ms)` of the next job of each name with pending jobs, by name; negative when overdue."""
     earliest: dict[str, int] = {}
     for lane in probe_lanes(conn, tables):
@@ -65,11 +65,11 @@ def probe(conn: Connection, tables: Tables, /) -> list[tuple[str, int]]:
     return list(earliest.items())
 
 
-def probe_lanes(conn: Connection, tables: Tables, /) -> Sequence[Lane]:
+def probe_lanes(conn: Connection, /, tables: Tables) -> Sequence[Lane]:
     """The next due time of each lane: one index probe per name, priority and kind with pending jobs."""
     return [Lane._make(row) for row in conn.execute(PROBE.on(tables))]
 
 
-def next_linger_end(conn: Connection, tables: Tables, /) -> int | None:
+def next_linger_end(conn: Connection, /, tables: Tables) -> int | None:
     """Milliseconds until the next lingering key is free; None when none lingers."""
     return conn.execute(NEXT_LINGER_END.on(tables)).scalar()

@@ -65,15 +65,15 @@ class Recovery(NamedTuple):
     locked_by: str | None = None
 
 
-def find_stale(conn: Connection, tables: Tables, /, *, limit: int) -> list[str]:
+def find_stale(conn: Connection, /, tables: Tables, *, limit: int) -> list[str]:
     """Ids of running jobs whose lease has ended, oldest first, at most `limit`."""
     return list(conn.execute(FIND_STALE.on(tables), {"max_rows": limit}).scalars())
 
 
 def recover_stale(
     conn: Connection,
-    tables: Tables,
     /,
+    tables: Tables,
     *,
     id: str,
     lease: float | timedelta,

@@ -39,22 +39,22 @@ SELECT pg_notify(:channel, '') FROM (SELECT FROM {sleepers} WHERE asleep_until >
 )
 
 
-def fall_asleep(conn: Connection, tables: Tables, /, *, worker_id: str, duration: float | timedelta) -> None:
+def fall_asleep(conn: Connection, /, tables: Tables, *, worker_id: str, duration: float | timedelta) -> None:
     """Say that a worker waits for wake-ups, for at most `duration` seconds from now."""
     parameters = {"worker_id": worker_id, "duration_ms": to_ms(seconds(duration, "duration"))}
     conn.execute(FALL_ASLEEP.on(tables), parameters)
 
 
-def awake(conn: Connection, tables: Tables, /, *, worker_id: str) -> None:
+def awake(conn: Connection, /, tables: Tables, *, worker_id: str) -> None:
     """Say that a worker needs no wake-ups any more."""
     conn.execute(AWAKE.on(tables), {"worker_id": worker_id})
 
 
-def sweep_sleepers(conn: Connection, tables: Tables, /) -> int:
+def sweep_sleepers(conn: Connection, /, tables: Tables) -> int:
     """Delete the rows of workers that died asleep; how many."""
     return conn.execute(SWEEP_SLEEPERS.on(tables)).rowcount
 
 
-def wake(conn: Connection, tables: Tables, /) -> None:
+def wake(conn: Connection, /, tables: Tables) -> None:
     """Wake the sleeping workers when this transaction commits."""
     conn.execute(WAKE.on(tables), {"channel": tables.channel}).close()

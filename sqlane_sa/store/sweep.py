@@ -97,26 +97,26 @@ class WaitsSweep(NamedTuple):
     after_key: str
 
 
-def sweep_mutexes(conn: Connection, tables: Tables, /, *, limit: int) -> MutexSweep:
+def sweep_mutexes(conn: Connection, /, tables: Tables, *, limit: int) -> MutexSweep:
     """Delete ended lingers and holds without their running job, at most `limit` rows of each; the counts of both."""
     parameters = {"max_rows": limit}
     lingers = conn.execute(SWEEP_LINGERS.on(tables), parameters).scalar_one()
     return MutexSweep(lingers, conn.execute(SWEEP_ORPHANS.on(tables), parameters).scalar_one())
 
 
-def sweep_waits(conn: Connection, tables: Tables, /, *, limit: int, after_key: str = "") -> WaitsSweep:
+def sweep_waits(conn: Connection, /, tables: Tables, *, limit: int, after_key: str = "") -> WaitsSweep:
     """Look at `limit` places in the lines of the keys after `after_key` and delete those left over from jobs changed
     by hand. They block nobody, but they would stay for ever."""
     row = conn.execute(SWEEP_WAITS.on(tables), {"after_key": after_key, "max_rows": limit}).one()
     return WaitsSweep(row.deleted, row.last_key if row.more else "")
 
 
-def delete_expired(conn: Connection, tables: Tables, /, *, limit: int) -> int:
+def delete_expired(conn: Connection, /, tables: Tables, *, limit: int) -> int:
     """Delete at most `limit` finished jobs past their `expires_at`, with their payloads; how many."""
     return int(conn.execute(DELETE_EXPIRED.on(tables), {"max_rows": limit}).scalar_one())
 
 
-def make_due(conn: Connection, tables: Tables, /, *, names: Collection[str]) -> int:
+def make_due(conn: Connection, /, tables: Tables, *, names: Collection[str]) -> int:
     """Make the pending jobs of these names due now; how many were not."""
     parameters = {"names": list(names), "channel": tables.channel}
     return int(conn.execute(MAKE_DUE.on(tables), parameters).one().moved)

@@ -159,5 +159,9 @@ class SchemaAheadError(SchemaError):
     """The database has a revision that this version of the package does not know."""
 
 
+class SchemaBusyError(SchemaError):
+    """A migration did not get a table that others use, and changed nothing."""
+
+
 class WorkerError(SqlaneError):
     """A worker was used in a way it cannot serve, or one of its parts could not go on."""

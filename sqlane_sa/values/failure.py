@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -36,6 +37,19 @@ def describe_error(exc: BaseException, *, attempt: int | None = None) -> dict[st
 def plain_error(type_name: str, message: str) -> dict[str, Any]:
     """The same shape for an error that was never raised: its traceback is empty."""
     return _error(type_name, message, "")
+
+
+def error_dict(error: object) -> dict[str, Any] | None:
+    """An error in the form that is kept: a mapping as it is, an exception described, a text in a plain one, or None."""
+    if error is None or isinstance(error, Mapping):
+        return None if error is None else dict(error)
+    return describe_error(error) if isinstance(error, BaseException) else plain_error("Error", str(error))
+
+
+def error_json(error: object) -> str | None:
+    """`error_dict` as JSON text; None stays None, and becomes NULL."""
+    kept = error_dict(error)
+    return None if kept is None else json.dumps(kept)
 
 
 def _error(type_name: str, message: str, text: str) -> dict[str, Any]:

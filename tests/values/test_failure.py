@@ -1,7 +1,6 @@
 import json
 import linecache
 import sys
-import time
 import tracemalloc
 from typing import Any
 
@@ -79,14 +78,12 @@ def test_a_message_of_200_mb_is_not_copied() -> None:
     except RuntimeError as error:
         outer = error
     tracemalloc.start()
-    started = time.perf_counter()
     error = describe(exc)
     describe(outer)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert error["message"].endswith("x...")
     assert peak < 5_000_000
-    assert time.perf_counter() - started < 2
 
 
 def test_causes_come_first_and_the_raising_frame_last() -> None:

@@ -1,6 +1,5 @@
 import json
 import math
-import time
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -202,9 +201,7 @@ def test_size_is_counted_in_bytes() -> None:
 )
 def test_a_huge_payload_is_refused_before_it_is_encoded(value: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "_encode", None)
-    started = time.perf_counter()
     assert "16 MiB" in str(refused(value))
-    assert time.perf_counter() - started < 2
 
 
 def test_a_few_objects_referenced_exponentially_often_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
