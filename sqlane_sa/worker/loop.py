@@ -64,6 +64,8 @@ class Loop:
         self._wakeups = wakeups
         self.claiming = True
         self.idle = threading.Event()
+        self.settled = threading.Event()
+        """No claim is on its way any more, and none will be."""
         self._probe_at = 0.0
         self._keyed_at = 0.0
         self._asleep_until = 0.0
@@ -96,6 +98,8 @@ class Loop:
 
     def turn(self) -> bool:
         """Write and claim; whether anything was done. Results that could not be written wait for the next turn."""
+        if not self.claiming:
+            self.settled.set()
         self._hand_back()
         finished, timed_out = self._jobs.take_finished(), self._jobs.take_timed_out()
         before = time.monotonic()

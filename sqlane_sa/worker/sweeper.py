@@ -29,6 +29,7 @@ class Sweeper:
         self._lease = lease
         self._stall_delay = stall_delay
         self._after_key = ""
+        self._interrupted_at: str | None = None
 
     def run_once(self) -> float:
         """One round of everything; seconds until the next, with jitter, so that workers do not sweep in step."""
@@ -39,14 +40,16 @@ class Sweeper:
         return self._interval * random.uniform(0.9, 1.1)
 
     def recover(self) -> None:
-        """Each stale job in a transaction of its own: one that cannot be recovered does not hold up the others."""
+        """Each stale job in a transaction of its own: one that cannot be recovered does not hold up the others, nor
+        does one at which the connection was lost, which is tried last the next time."""
         with self._database.transaction() as conn:
             stale = store.find_stale(conn, self._queue.tables, limit=BATCH)
-        for id_ in stale:
+        for id_ in sorted(stale, key=lambda id_: id_ == self._interrupted_at):
             try:
                 self._recover_one(id_)
             except Exception as error:
                 if not is_hopeless(error):
+                    self._interrupted_at = id_
                     raise
                 log.error("job %s stalled and cannot be recovered: %s", id_, first_line(error))
 

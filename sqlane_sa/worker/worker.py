@@ -227,13 +227,13 @@ class Parts:
 
     def shut_down(self, patience: float, hurry: threading.Event) -> None:
         self.loop.stop_claiming()
-        self._wait_until(lambda: not self.jobs, patience, hurry)
+        self._wait_until(lambda: self.loop.settled.is_set() and not self.jobs, patience, hurry)
         if self.jobs:
             for job in self.jobs.snapshot():
                 job.cancel(SHUTDOWN)
             self._wait_until(lambda: not self.jobs, CANCEL_GRACE)
             self._release_running()
-        self._wait_until(lambda: not (self.jobs or self.loop.asleep), FLUSH_GRACE)
+        self._wait_until(lambda: self.loop.settled.is_set() and not (self.jobs or self.loop.asleep), FLUSH_GRACE)
         self._stop_services()
         self.handlers.stop()
 

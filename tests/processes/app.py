@@ -1,0 +1,118 @@
+"""A worker process of the tests: `python app.py URL OPTIONS_JSON`. Handlers write down each start and end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+import sqlalchemy as sa
+
+from sqlane_sa import JobContext, Queue, Worker
+
+queue = Queue()
+engine: sa.Engine
+
+LEDGER = """
+CREATE TABLE IF NOT EXISTS ledger (
+    n bigint GENERATED ALWAYS AS IDENTITY, job_id text, lock_token text, attempt int, worker text, pid int, event text,
+    at timestamptz DEFAULT clock_timestamp())"""
+
+
+NOTE = sa.text("INSERT INTO ledger (job_id, lock_token, attempt, worker, pid, event) VALUES (:i, :t, :a, :w, :p, :e)")
+
+
+def note(ctx: JobContext, event: str) -> None:
+    facts = {"i": ctx.id, "t": ctx.lock_token, "a": ctx.attempt, "w": os.environ.get("WORKER", ""), "p": os.getpid()}
+    with engine.begin() as conn:
+        conn.execute(NOTE, facts | {"e": event})
+
+
+@queue.job("quick", mutex_keys=lambda p: (p or {}).get("keys"))
+def quick(payload: Any, ctx: JobContext) -> None:
+    note(ctx, "start")
+    note(ctx, "end")
+
+
+@queue.job("sleep", mutex_keys=lambda p: p.get("keys"), failure_job="failed")
+def sleep(payload: Any, ctx: JobContext) -> None:
+    """Sleeps `seconds` in all, by default for ever."""
+    note(ctx, "start")
+    time.sleep(payload.get("seconds", 3600))
+    note(ctx, "end")
+
+
+def runs(ctx: JobContext) -> int:
+    with engine.connect() as conn:
+        count = sa.text("SELECT count(*) FROM ledger WHERE job_id = :i AND event = 'start'")
+        return int(conn.execute(count, {"i": ctx.id}).scalar_one())
+
+
+@queue.job("once")
+def once(payload: Any, ctx: JobContext) -> None:
+    """The first run sleeps, a later one ends at once."""
+    note(ctx, "start")
+    if runs(ctx) == 1:
+        time.sleep(payload["seconds"])
+    note(ctx, "end")
+
+
+@queue.job("nap")
+async def nap(payload: Any, ctx: JobContext) -> None:
+    await asyncio.to_thread(note, ctx, "start")
+    await asyncio.sleep(payload.get("seconds", 3600))
+    await asyncio.to_thread(note, ctx, "end")
+
+
+@queue.job("block")
+async def block(payload: Any, ctx: JobContext) -> None:
+    """Blocks the event loop."""
+    note(ctx, "start")
+    time.sleep(payload["seconds"])
+    note(ctx, "end")
+
+
+@queue.job("hold_gil")
+def hold_gil(payload: Any, ctx: JobContext) -> None:
+    """The first run holds the interpreter, call after call in C; a later one ends at once."""
+    note(ctx, "start")
+    end = time.monotonic() + payload["seconds"]
+    while runs(ctx) == 1 and time.monotonic() < end:
+        sum(range(30_000_000))
+    note(ctx, "end")
+
+
+@queue.job("crash", max_stalls=2, failure_job="failed")
+def crash(payload: Any, ctx: JobContext) -> None:
+    note(ctx, "start")
+    os._exit(137)
+
+
+@queue.job("sleep_five", max_stalls=4)
+def sleep_five(payload: Any, ctx: JobContext) -> None:
+    note(ctx, "start")
+    time.sleep(3600)
+
+
+@queue.job("failed")
+def failed(payload: Any, ctx: JobContext) -> None:
+    note(ctx, "failed:" + payload["id"])
+
+
+@queue.job("pool")
+def pool(payload: Any, ctx: JobContext) -> None:
+    """Keeps a connection of the application's pool while it sleeps."""
+    with engine.connect() as conn:
+        conn.exec_driver_sql("SELECT 1")
+        threading.Event().wait(payload["seconds"])
+
+
+if __name__ == "__main__":
+    url, options = sys.argv[1], json.loads(sys.argv[2])
+    pool_options = options.pop("pool", {})
+    engine = sa.create_engine(url, **pool_options)
+    Worker(engine, queue, **options).run()
