@@ -83,6 +83,8 @@ def served(queue: Queue, names: Iterable[str] | None) -> tuple[str, ...]:
                     option="names",
                     value=name,
                 )
+    if names is not None and not served:
+        raise DefinitionError("names is empty; leave it out to serve all names", option="names", value=names)
     if not served:
         raise DefinitionError(
             "this queue has no handlers; import the modules whose functions are decorated with queue.job",

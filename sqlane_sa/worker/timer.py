@@ -5,8 +5,10 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
+import math
 import threading
 import time
+from collections.abc import Callable
 
 from sqlane_sa.worker.running import LEASE_LOST, TIMEOUT, RunningJob, RunningJobs
 
@@ -16,10 +18,17 @@ LOOK_INTERVAL = 1.0
 
 
 class Timer:
-    """Watches the deadlines of running jobs; one heap for all of them."""
+    """Watches the deadlines of running jobs; one heap for all of them.
 
-    def __init__(self, jobs: RunningJobs) -> None:
+    When all `slots` are taken by handlers past their timeout, the worker does nothing any more: that is said, once each
+    time, to the log and to `on_all_stuck`.
+    """
+
+    def __init__(self, jobs: RunningJobs, slots: int, on_all_stuck: Callable[[str], None] | None = None) -> None:
         self._jobs = jobs
+        self._slots = slots
+        self._on_all_stuck = on_all_stuck
+        self._said = False
         self._heap: list[tuple[float, int, RunningJob]] = []
         self._order = itertools.count()
         self._lock = threading.Lock()
@@ -39,10 +48,11 @@ class Timer:
         self.wake.clear()
         now = time.monotonic()
         self._cancel_overdue(now)
-        self._cancel_unleased(now)
+        self._look_at_slots()
+        looks = [now + LOOK_INTERVAL, self._cancel_unleased(now)]
         with self._lock:
-            wait = self._heap[0][0] - now if self._heap else LOOK_INTERVAL
-        self.wake.wait(max(0.0, min(wait, LOOK_INTERVAL)))
+            looks += [entry[0] for entry in self._heap[:1]]
+        self.wake.wait(max(0.0, min(looks) - now))
         return 0.0
 
     def _cancel_overdue(self, now: float) -> None:
@@ -58,8 +68,26 @@ class Timer:
                 due.append(heapq.heappop(self._heap)[2])
         return due
 
-    def _cancel_unleased(self, now: float) -> None:
+    def _look_at_slots(self) -> None:
+        stuck = sum(job.cancelled == TIMEOUT and not job.ended for job in self._jobs.snapshot())
+        if stuck < self._slots:
+            self._said = False
+        elif not self._said:
+            self._said = True
+            message = f"{stuck} of {self._slots} slots are taken by handlers past their timeout; nothing else can start"
+            log.error("%s", message)
+            if self._on_all_stuck:
+                self._on_all_stuck(message)
+
+    def _cancel_unleased(self, now: float) -> float:
+        """When the next lease ends, if it is not renewed."""
+        next_end = math.inf
         for job in self._jobs.snapshot():
-            if job.lease_end <= now and job.cancelled != LEASE_LOST:
+            if job.cancelled == LEASE_LOST:
+                continue
+            if job.lease_end > now:
+                next_end = min(next_end, job.lease_end)
+            else:
                 log.error("job %s (%s): not renewed for a whole lease; its lease is lost", job.id, job.claimed.name)
                 job.cancel(LEASE_LOST)
+        return next_end

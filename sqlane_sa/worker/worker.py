@@ -35,6 +35,7 @@ log = logging.getLogger("sqlane_sa.worker")
 
 SECONDS = float | timedelta
 
+SIGNAL_LOOK = 0.5
 CANCEL_GRACE = 1.0
 """Seconds that cancelled handlers get to return before their jobs are released over their heads."""
 FLUSH_GRACE = 5.0
@@ -111,7 +112,9 @@ class Worker:
         with stop_signals(self._stopping.set, self._hurry.set):
             self.start()
             try:
-                self._stopping.wait()
+                # With a timeout: a signal that the system hands to another thread does not interrupt this wait.
+                while not self._stopping.wait(SIGNAL_LOOK):
+                    pass
             finally:
                 self.stop()
 
@@ -120,8 +123,10 @@ class Worker:
         if self._parts is not None:
             raise WorkerError("this worker is running already; make another Worker to run two")
         self._failure = None
+        # On the application's engine: its first connection makes the dialect ready, for one thread at a time. Engines of
+        # our own share the dialect, and would not wait for each other.
+        check_schema(self._engine, self.queue)
         own = own_engine(self._engine)
-        check_schema(own, self.queue)
         self._parts = Parts(self, own, self._engine, self._options)
         self._parts.start()
         log.info("worker %s started: %s", self.worker_id, ", ".join(self._options.names))
@@ -181,7 +186,7 @@ class Parts:
         self._tables = queue.tables
         self._own = own
         self.jobs = RunningJobs()
-        self.timer = Timer(self.jobs)
+        self.timer = Timer(self.jobs, options.concurrency, worker.give_up if options.exit_when_stuck else None)
         self.handlers = Handlers(
             Execution(queue, partial(read_committed, engine), own.begin),
             self.jobs,

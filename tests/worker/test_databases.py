@@ -1,0 +1,216 @@
+"""Isolation levels, outages, and what the worker does on its connections."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from sqlane_sa import Job, JobContext, Queue, Worker, WorkerError
+from sqlane_sa.demo.server import Server
+from sqlane_sa.migrations import apply
+from tests.support import wait_until
+from tests.worker.conftest import SHORT
+
+Read = Callable[[str], Job]
+Sql = Callable[..., list[Any]]
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE", "AUTOCOMMIT", "by the database", "by an option"])
+def test_each_job_runs_once_at_any_isolation_level(
+    queue: Queue, database_url: str, engine: sa.Engine, sql: Sql, level: str
+) -> None:
+    """G76, G80: workers pin their own transactions to READ COMMITTED."""
+    ran: list[int] = []
+    seen: set[str] = set()
+
+    @queue.job("count", transactional=True)
+    def count(payload: int, ctx: JobContext) -> None:
+        seen.add(str(ctx.connection.scalar(sa.text("SHOW transaction_isolation"))))
+        ran.append(payload)
+
+    queue.job("plain")(ran.append)
+    if level == "by the database":
+        name = engine.url.database
+        sql(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
+        on = sa.create_engine(database_url)
+    elif level == "by an option":
+        on = sa.create_engine(database_url).execution_options(isolation_level="SERIALIZABLE")
+    else:
+        on = sa.create_engine(database_url, isolation_level=level)  # type: ignore[arg-type]
+    with engine.begin() as conn:
+        queue.enqueue_many(conn, (queue.new("plain", n) for n in range(400)))
+        queue.enqueue_many(conn, (queue.new("count", n) for n in range(400, 450)))
+    threads = [threading.Thread(target=Worker(on, queue, **SHORT).run_until_idle) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    on.dispose()
+    assert sorted(ran) == list(range(450))
+    assert seen == {"read committed"}
+    assert sql("SELECT DISTINCT status, attempts, stalls FROM sqlane_jobs") == [("completed", 1, 0)]
+
+
+def worker_pids(sql: Sql) -> list[int]:
+    rows = sql(
+        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        " AND query NOT LIKE '%from the test%'"
+    )
+    return [row.pid for row in rows]
+
+
+def test_every_connection_may_be_terminated(
+    queue: Queue, work: Any, enqueue: Any, job: Read, sql: Sql, caplog: Any
+) -> None:
+    """B26: one after the other, with a job under way; the worker goes on with new ones."""
+    go = threading.Event()
+
+    @queue.job("wait")
+    def wait(payload: Any) -> None:
+        assert go.wait(30)
+
+    queue.job("quick")(lambda payload: None)
+    id_ = enqueue("wait")
+    work(lease=1.5)
+    wait_until(lambda: job(id_).status == "running")
+    wait_until(lambda: len(worker_pids(sql)) >= 4)
+    for pid in worker_pids(sql):
+        sql("SELECT pg_terminate_backend(:pid) /* from the test */", pid=pid)
+        quick = enqueue("quick")
+        wait_until(lambda: job(quick).status == "completed")  # noqa: B023
+    go.set()
+    wait_until(lambda: job(id_).status == "completed")
+    assert (job(id_).attempts, job(id_).stalls) == (1, 0)
+
+
+def test_a_read_only_period_ends_without_a_restart(
+    queue: Queue, work: Any, enqueue: Any, job: Read, engine: sa.Engine, sql: Sql
+) -> None:
+    """B29: as on a server that was the primary; connections from before are read-only for ever."""
+    go, name = threading.Event(), engine.url.database
+
+    @queue.job("wait")
+    def wait(payload: Any) -> None:
+        assert go.wait(30)
+
+    ids = [enqueue("wait")]
+    worker = work()
+    wait_until(lambda: job(ids[0]).status == "running")
+    ids += [enqueue("wait") for _ in range(5)]
+    sql(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    for pid in worker_pids(sql):
+        sql("SELECT pg_terminate_backend(:pid) /* from the test */", pid=pid)
+    go.set()
+    failures = worker._parts.services[-1]._outage
+    wait_until(lambda: failures._failures >= 2)
+    with engine.connect() as conn:
+        conn.execute(sa.text("SET SESSION CHARACTERISTICS AS TRANSACTION READ WRITE"))
+        conn.commit()
+        conn.execute(sa.text(f"ALTER DATABASE {name} SET default_transaction_read_only = off"))
+        conn.commit()
+    for id_ in ids:
+        wait_until(lambda: job(id_).status == "completed")  # noqa: B023
+        assert (job(id_).attempts, job(id_).stalls) == (1, 0)
+
+
+def test_a_restarted_server(queue: Queue, caplog: Any) -> None:
+    """B26: stopped while a job runs, and started again; one line for the outage of each part."""
+    go = threading.Event()
+
+    @queue.job("wait")
+    def wait(payload: Any) -> None:
+        assert go.wait(60)
+
+    with Server(fsync=False) as server:
+        engine = sa.create_engine(server.url(), pool_pre_ping=True)
+        apply(engine, queue)
+        with engine.begin() as conn:
+            id_ = queue.enqueue(conn, "wait").id
+        with Worker(engine, queue, **(SHORT | {"lease": 60.0})) as worker:
+
+            def status() -> str:
+                with engine.connect() as conn:
+                    return queue.get(conn, id_).status  # type: ignore[union-attr]
+
+            wait_until(lambda: status() == "running")
+            server.stop()
+            outage = worker._parts.services[-1]._outage  # type: ignore[union-attr]
+            wait_until(lambda: outage._failures >= 3)
+            server.start()
+            go.set()
+            wait_until(lambda: status() == "completed")
+        engine.dispose()
+    lines = [
+        record.message
+        for record in caplog.records
+        if record.levelname == "WARNING" and record.message.startswith("loop:")
+    ]
+    assert [line for line in lines if "trying again" in line] == lines[:1]
+
+
+@pytest.mark.parametrize("part", ["loop", "heartbeat", "sweeper", "listener", "timer"])
+def test_a_part_that_fails_once_goes_on(queue: Queue, work: Any, enqueue: Any, job: Read, part: str) -> None:
+    """B27: each thread is there after an error of its own."""
+    queue.job("quick")(lambda payload: None)
+    worker = work()
+    (service,) = (one for one in worker._parts.services if one.name == part)
+    original, raised = service._run_once, threading.Event()
+
+    def fail_once() -> float:
+        service._run_once = original
+        raised.set()
+        raise RuntimeError("a bug")
+
+    service._run_once = fail_once
+    id_ = enqueue("quick")
+    if part == "listener":
+        worker._parts.listener._next_ping = 0.0
+    assert raised.wait(30)
+    wait_until(lambda: job(id_).status == "completed")
+    assert service._thread.is_alive()
+
+
+def test_a_part_that_fails_for_ever_ends_the_worker(queue: Queue, work: Any, monkeypatch: Any) -> None:
+    """B27: never alive with a dead part; the error names it."""
+    monkeypatch.setattr("sqlane_sa.worker.service.LAST_BACKOFF", 0.01)
+    queue.job("quick")(lambda payload: None)
+    worker = work()
+    (service,) = (one for one in worker._parts.services if one.name == "sweeper")
+
+    def fail() -> float:
+        raise RuntimeError("a bug")
+
+    service._run_once = fail
+    wait_until(lambda: worker.failure)
+    with pytest.raises(WorkerError, match="sweeper"):
+        worker.stop()
+
+
+def test_a_worker_whose_renewals_fail_loses_its_leases(
+    queue: Queue, work: Any, enqueue: Any, job: Read, sql: Sql
+) -> None:
+    """A19: the handler is told, no success is reported, another run follows once the database lets renewals through."""
+    reasons: list[str | None] = []
+    runs: list[int] = []
+
+    @queue.job("wait")
+    def wait(payload: Any, ctx: JobContext) -> None:
+        runs.append(1)
+        if len(runs) == 1:
+            assert ctx.cancelled.wait(30)
+            reasons.append(ctx.cancel_reason)
+
+    id_ = enqueue("wait")
+    sql(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " IF NEW.status = 'running' AND OLD.status = 'running' THEN RAISE query_canceled; END IF; RETURN NEW; END $$"
+    )
+    sql("CREATE TRIGGER refuse BEFORE UPDATE ON sqlane_jobs FOR EACH ROW EXECUTE FUNCTION refuse()")
+    work(lease=0.6)
+    done = wait_until(lambda: one if (one := job(id_)).status == "completed" else None)
+    wait_until(lambda: reasons == ["lease lost"])
+    assert (len(runs), done.attempts, done.stalls) == (2, 1, 1)

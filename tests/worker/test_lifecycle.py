@@ -1,0 +1,156 @@
+"""Options, starting and stopping."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from sqlane_sa import (
+    DefinitionError,
+    HandleError,
+    Job,
+    JobContext,
+    Queue,
+    SchemaBehindError,
+    UnknownNameError,
+    Worker,
+    WorkerError,
+)
+from tests.support import wait_until
+
+Read = Callable[[str], Job]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("concurrency", 0),
+        ("concurrency", True),
+        ("concurrency", 1.5),
+        ("lease", 0),
+        ("lease", 0.01),
+        ("lease", float("nan")),
+        ("poll_interval", 0),
+        ("poll_interval", "1"),
+        ("shutdown_timeout", -1),
+        ("stall_delay", -1),
+        ("sweep_interval", 0),
+        ("names", "quick"),
+        ("names", ["enqueue.only"]),
+        ("names", []),
+        ("worker_id", ""),
+        ("worker_id", "a\0b"),
+    ],
+)
+def test_options_are_refused_by_name(queue: Queue, engine: sa.Engine, option: str, value: Any) -> None:
+    queue.job("quick")(lambda payload: None)
+    queue.define("enqueue.only")
+    with pytest.raises(DefinitionError, match=option) as caught:
+        Worker(engine, queue, **{option: value})
+    assert caught.value.option == option
+
+
+def test_other_refusals(queue: Queue, engine: sa.Engine, database_url: str) -> None:
+    with pytest.raises(DefinitionError, match="no handlers"):
+        Worker(engine, queue)
+    queue.job("quick")(lambda payload: None)
+    with pytest.raises(UnknownNameError, match="quikc"):
+        Worker(engine, queue, names=["quikc"])
+    with pytest.raises(HandleError, match="synchronous"):
+        Worker(create_async_engine(database_url), queue)  # type: ignore[arg-type]
+    Worker(engine, queue, lease=timedelta(minutes=1), poll_interval=timedelta(seconds=1))
+
+
+def test_a_worker_does_not_start_on_missing_tables(engine: sa.Engine) -> None:
+    other = Queue(prefix="other_")
+    other.job("quick")(lambda payload: None)
+    with pytest.raises(SchemaBehindError, match="sqlane migrate"):
+        Worker(engine, other).start()
+    assert not sa.inspect(engine).has_table("other_jobs")
+
+
+def test_run_in_a_thread_and_stop(queue: Queue, engine: sa.Engine, enqueue: Any, job: Read) -> None:
+    queue.job("quick")(lambda payload: None)
+    worker = Worker(engine, queue, poll_interval=0.05)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    id_ = enqueue("quick")
+    wait_until(lambda: job(id_).status == "completed")
+    worker.stop()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_signal_handlers_are_put_back(queue: Queue, engine: sa.Engine, enqueue: Any, job: Read) -> None:
+    seen: list[Any] = []
+
+    @queue.job("quick")
+    def quick(payload: Any) -> None:
+        seen.append(signal.getsignal(signal.SIGTERM))
+        signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    id_ = enqueue("quick")
+    Worker(engine, queue).run()
+    assert job(id_).status == "completed"
+    assert seen[0] not in before
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_a_worker_runs_once_at_a_time_and_again_later(queue: Queue, engine: sa.Engine, enqueue: Any, job: Read) -> None:
+    queue.job("quick")(lambda payload: None)
+    worker = Worker(engine, queue)
+    with worker:
+        with pytest.raises(WorkerError, match="already"):
+            worker.start()
+    worker.stop()
+    id_ = enqueue("quick")
+    worker.run_until_idle()
+    assert job(id_).status == "completed"
+
+
+@pytest.mark.filterwarnings("ignore:.*was never awaited")
+def test_no_thread_is_left_after_a_stop(queue: Queue, engine: sa.Engine, enqueue: Any) -> None:
+    @queue.job("async")
+    async def coroutine(payload: Any) -> None: ...
+
+    queue.job("quick")(lambda payload: None)
+    before = set(threading.enumerate())
+    for _ in range(50):
+        enqueue("async")
+        enqueue("quick")
+    Worker(engine, queue).run_until_idle()
+    wait_until(lambda: set(threading.enumerate()) <= before)
+
+
+def test_the_context_tells_the_facts(queue: Queue, run: Any, enqueue: Any, job: Read) -> None:
+    facts: list[dict[str, Any]] = []
+
+    @queue.job("facts", max_attempts=7)
+    def tell(payload: Any, ctx: JobContext) -> None:
+        facts.append(
+            {
+                name: getattr(ctx, name)
+                for name in ("id", "name", "attempt", "max_attempts", "enqueued_at", "waited", "lock_token")
+            }
+        )
+        facts[0]["enqueued"] = ctx.enqueue("next", {"from": ctx.id})
+        assert not ctx.cancelled.is_set() and ctx.cancel_reason is None
+
+    queue.define("next")
+    id_ = enqueue("facts")
+    created = job(id_).created_at
+    run()
+    (told,) = facts
+    assert (told["id"], told["name"], told["attempt"], told["max_attempts"]) == (id_, "facts", 1, 7)
+    assert told["enqueued_at"] == created
+    assert told["waited"] >= timedelta(0)
+    assert len(told["lock_token"]) == 26
+    assert job(told["enqueued"].id).payload == {"from": id_}

@@ -1,0 +1,296 @@
+"""How a handler ends, and what becomes of its job."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sqlane_sa import Backoff, Discard, Job, JobContext, Queue, Retry, Snooze
+from tests.support import wait_until
+
+Run = Callable[..., None]
+Enqueue = Callable[..., str]
+Read = Callable[[str], Job]
+Sql = Callable[..., list[Any]]
+
+SOON = Backoff(base=0.0)
+
+
+class OwnBaseError(BaseException):
+    """What a library might raise past `except Exception`."""
+
+
+def test_success(queue: Queue, run: Run, enqueue: Enqueue, job: Read, sql: Sql) -> None:
+    queue.job("good")(lambda payload: "ignored")
+    id_ = enqueue("good")
+    run()
+    done = job(id_)
+    assert (done.status, done.attempts, done.lock_token, done.locked_by) == ("completed", 1, None, None)
+    assert done.expires_at is not None and done.finished_at is not None
+    assert (done.expires_at - done.finished_at).total_seconds() == 86400
+    assert sql("SELECT * FROM sqlane_payloads") == []
+
+
+def test_retries_until_the_attempts_are_used(queue: Queue, run: Run, enqueue: Enqueue, job: Read) -> None:
+    attempts: list[int] = []
+
+    @queue.job("bad", max_attempts=3, backoff=SOON)
+    def bad(payload: Any, ctx: JobContext) -> None:
+        attempts.append(ctx.attempt)
+        raise ValueError(f"try {ctx.attempt}")
+
+    id_ = enqueue("bad", {"kept": 1})
+    run()
+    failed = job(id_)
+    assert attempts == [1, 2, 3]
+    assert (failed.status, failed.attempts, failed.payload) == ("failed", 3, {"kept": 1})
+    assert failed.last_error is not None
+    assert (failed.last_error["type"], failed.last_error["message"]) == ("ValueError", "try 3")
+    assert "raise ValueError" in failed.last_error["traceback"]
+
+
+def test_signals(queue: Queue, run: Run, enqueue: Enqueue, job: Read) -> None:
+    @queue.job("signal", failure_job="reaction")
+    def signal(payload: str) -> None:
+        raise {"retry": Retry(delay=3600), "snooze": Snooze(3600), "discard": Discard("no use")}[payload]
+
+    queue.job("reaction")(lambda payload: None)
+    retry, snooze, discard = (job(id_) for id_ in [enqueue("signal", kind) for kind in ("retry", "snooze", "discard")])
+    run()
+    retry, snooze, discard = job(retry.id), job(snooze.id), job(discard.id)
+    assert [(one.status, one.attempts) for one in (retry, snooze, discard)] == [
+        ("pending", 1),
+        ("pending", 0),
+        ("failed", 1),
+    ]
+    assert (retry.run_at - retry.created_at).total_seconds() > 3500
+    assert (snooze.run_at - snooze.created_at).total_seconds() > 3500
+    assert discard.last_error is not None and discard.last_error["message"] == "no use"
+
+
+def test_the_failure_job_gets_the_facts(queue: Queue, run: Run, enqueue: Enqueue) -> None:
+    seen: list[dict[str, Any]] = []
+
+    @queue.job("bad", max_attempts=1, failure_job="reaction")
+    async def bad(payload: Any) -> None:
+        raise ValueError("why")
+
+    queue.job("reaction")(seen.append)
+    id_ = enqueue("bad", {"a": 1})
+    run()
+    (payload,) = seen
+    assert payload["error"].pop("traceback")
+    assert payload == {
+        "id": id_,
+        "name": "bad",
+        "payload": {"a": 1},
+        "attempt": 1,
+        "max_attempts": 1,
+        "error": {"type": "ValueError", "message": "why", "attempt": 1},
+    }
+
+
+BASE_EXCEPTIONS: list[BaseException] = [
+    SystemExit(0),
+    SystemExit("x"),
+    KeyboardInterrupt(),
+    GeneratorExit(),
+    asyncio.CancelledError(),
+    OwnBaseError(),
+    StopIteration(),
+    StopAsyncIteration(),
+]
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_no_exception_ends_the_worker(queue: Queue, run: Run, enqueue: Enqueue, job: Read, kind: str) -> None:
+    """J114: each is a failed attempt, and the worker goes on."""
+
+    def leave(payload: int) -> None:
+        raise BASE_EXCEPTIONS[payload]
+
+    async def leave_async(payload: int) -> None:
+        await asyncio.sleep(0)
+        leave(payload)
+
+    queue.job("leave", backoff=lambda attempt: 3600)(leave if kind == "def" else leave_async)
+    queue.job("good")(lambda payload: None)
+    ids = [enqueue("leave", number) for number in range(len(BASE_EXCEPTIONS))]
+    good = enqueue("good", priority=1)
+    run(concurrency=1)
+    for id_, raised in zip(ids, BASE_EXCEPTIONS, strict=True):
+        left = job(id_)
+        assert (left.status, left.attempts) == ("pending", 1), raised
+        assert left.last_error is not None
+        name = type(raised).__name__
+        assert name in left.last_error["message"] + left.last_error["type"] or "StopIteration" in str(left.last_error)
+    assert job(good).status == "completed"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_exit_in_a_handlers_own_thread(queue: Queue, run: Run, enqueue: Enqueue, job: Read) -> None:
+    @queue.job("thread")
+    def thread(payload: Any) -> None:
+        other = threading.Thread(target=sys.exit)
+        other.start()
+        other.join()
+
+    id_ = enqueue("thread")
+    run()
+    assert job(id_).status == "completed"
+
+
+def test_a_coroutine_from_a_def_handler_is_an_error(queue: Queue, run: Run, enqueue: Enqueue, job: Read) -> None:
+    async def inner() -> None: ...
+
+    queue.job("wrapped", max_attempts=1)(lambda payload: inner())
+    id_ = enqueue("wrapped")
+    run()
+    error = job(id_).last_error
+    assert error is not None and "async def" in error["message"]
+
+
+@pytest.mark.parametrize("name", ["NUL", "huge", "unprintable"])
+def test_errors_that_are_hard_to_store(queue: Queue, run: Run, enqueue: Enqueue, job: Read, name: str) -> None:
+    """J109, J111: NUL characters and lone surrogates replaced, the size capped; the failure job all the same."""
+
+    class UnprintableError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    errors = {
+        "NUL": ValueError("a\0b\ud800"),
+        "huge": ValueError("x" * 50_000_000),
+        "unprintable": UnprintableError(),
+    }
+
+    @queue.job("bad", max_attempts=2, backoff=SOON, failure_job="reaction")
+    def bad(payload: Any) -> None:
+        raise errors[name]
+
+    reactions: list[Any] = []
+    queue.job("reaction")(reactions.append)
+    id_ = enqueue("bad")
+    run()
+    failed = job(id_)
+    assert (failed.status, failed.attempts) == ("failed", 2)
+    assert len(json.dumps(failed.last_error)) < 100_000
+    assert "\0" not in str(failed.last_error)
+    assert [reaction["id"] for reaction in reactions] == [id_]
+
+
+@pytest.mark.parametrize(
+    ("condition", "status", "attempts"),
+    [
+        ("NEW.last_error IS NOT NULL", "failed", 1),
+        ("NEW.last_error ->> 'message' LIKE '%poison%'", "failed", 1),
+        ("NEW.status = 'failed'", "running", 0),
+    ],
+    ids=["any error text", "this error text", "any failure"],
+)
+def test_a_result_that_cannot_be_stored(
+    queue: Queue,
+    work: Callable[..., Any],
+    enqueue: Enqueue,
+    job: Read,
+    sql: Sql,
+    condition: str,
+    status: str,
+    attempts: int,
+) -> None:
+    """J111: a plain failure in its place, or one without a word, or the lease; the neighbours are stored."""
+    sql(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        f" IF {condition} THEN RAISE EXCEPTION 'refused by the trigger'; END IF; RETURN NEW; END $$"
+    )
+    sql("CREATE TRIGGER refuse BEFORE UPDATE ON sqlane_jobs FOR EACH ROW EXECUTE FUNCTION refuse()")
+
+    @queue.job("bad", max_attempts=1)
+    def bad(payload: Any) -> None:
+        raise ValueError("poison")
+
+    queue.job("good")(lambda payload: None)
+    ids = [enqueue("good") for _ in range(5)]
+    odd = enqueue("bad")
+    ids += [enqueue("good") for _ in range(5)]
+    worker = work(lease=60.0, concurrency=20)
+    wait_until(lambda: all(job(id_).status == "completed" for id_ in ids))
+    wait_until(lambda: len(worker._parts.jobs) == 0)
+    assert (job(odd).status, job(odd).attempts) == (status, attempts)
+    later = enqueue("good")
+    wait_until(lambda: job(later).status == "completed")
+
+
+@pytest.mark.parametrize(
+    "backoff",
+    [
+        lambda n: float("inf"),
+        lambda n: float("nan"),
+        lambda n: -1,
+        lambda n: None,
+        lambda n: 1 / 0,
+        Backoff(base=10, factor=10),
+    ],
+    ids=["inf", "nan", "negative", "None", "raises", "steep"],
+)
+def test_the_delay_is_sane_whatever_the_backoff(
+    queue: Queue, run: Run, enqueue: Enqueue, job: Read, sql: Sql, backoff: Any
+) -> None:
+    """H85: also with attempts that a power of floats cannot hold."""
+
+    @queue.job("bad", max_attempts=2000, backoff=backoff)
+    def bad(payload: Any) -> None:
+        raise ValueError
+
+    ids = [enqueue("bad") for _ in range(5)]
+    for id_, attempts in zip(ids, (15, 40, 64, 1030, 1999), strict=True):
+        sql("UPDATE sqlane_jobs SET attempts = :n WHERE id = :id", n=attempts, id=id_)
+    run()
+    for id_ in ids[:-1]:
+        retried = job(id_)
+        assert retried.status == "pending"
+        assert 0 < (retried.run_at - retried.created_at).total_seconds() < 8 * 86400
+    assert job(ids[-1]).status == "failed"
+
+
+def test_odd_rows_are_isolated(queue: Queue, run: Run, enqueue: Enqueue, job: Read, sql: Sql, caplog: Any) -> None:
+    """A5, A14, A24: attempts used up, a payload that nobody can read or that is gone; the neighbours run."""
+
+    @queue.job("good", backoff=lambda attempt: 3600)
+    def good(payload: dict[str, Any]) -> None:
+        payload["n"]
+
+    used, missing, digits, deep, text = (enqueue("good", {"n": 0}) for _ in range(5))
+    neighbours = [enqueue("good", {"n": n}) for n in range(10)]
+    sql("UPDATE sqlane_jobs SET attempts = max_attempts WHERE id = :id", id=used)
+    sql("DELETE FROM sqlane_payloads WHERE id = :id", id=missing)
+    for id_, payload in ((digits, "9" * 5000), (deep, "[" * 5000 + "]" * 5000), (text, '"just text"')):
+        sql("UPDATE sqlane_payloads SET payload = CAST(:payload AS json) WHERE id = :id", payload=payload, id=id_)
+    run()
+    assert [job(id_).status for id_ in neighbours] == ["completed"] * 10
+    assert job(used).status == "failed"
+    assert f"job {used} (good): 5 of 5 attempts were already used" in caplog.text
+    for id_ in (missing, digits, deep, text):
+        assert (job(id_).status, job(id_).attempts) == ("pending", 1)
+    assert sql("SELECT count(*) FROM sqlane_jobs WHERE status = 'running'") == [(0,)]
+
+
+def test_names_without_a_handler_are_left_alone(queue: Queue, run: Run, enqueue: Enqueue, job: Read, sql: Sql) -> None:
+    """N145: they wait for a worker that knows them, and show in the stats."""
+    queue.define("new.job")
+    queue.job("good")(lambda payload: None)
+    strange = [enqueue("new.job", priority=-1) for _ in range(3)]
+    good = enqueue("good")
+    run()
+    assert job(good).status == "completed"
+    assert {job(id_).attempts for id_ in strange} == {0}
+    newer = Queue()
+    newer.job("new.job")(lambda payload: None)
+    with pytest.raises(LookupError, match="no job is named"):
+        newer.new("good")

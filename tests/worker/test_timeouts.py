@@ -1,0 +1,99 @@
+"""Handlers past their timeout: told to stop, and tracked until they do."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from sqlane_sa import Job, JobContext, Queue, WorkerError
+from tests.support import wait_until
+
+Read = Callable[[str], Job]
+
+
+@pytest.fixture
+def release() -> Iterator[threading.Event]:
+    """Lets the handlers of a test return; set at its end in any case."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_a_stuck_handler_keeps_its_job_and_keys(
+    queue: Queue, work: Any, enqueue: Any, job: Read, release: threading.Event, sql: Any
+) -> None:
+    """K116: cancelled is set, the job is marked and renewed, no second attempt overlaps, and the end is a failed one."""
+    told: list[tuple[bool, str | None]] = []
+    runs: list[int] = []
+
+    @queue.job("slow", timeout=0.1, mutex_keys=["k"], max_attempts=2, backoff=lambda attempt: 0)
+    def slow(payload: Any, ctx: JobContext) -> None:
+        runs.append(ctx.attempt)
+        if ctx.attempt == 1:
+            told.append((ctx.cancelled.wait(20), ctx.cancel_reason))
+            assert release.wait(20)
+
+    queue.job("other", mutex_keys=["k"])(lambda payload: runs.append(0))
+    id_, other = enqueue("slow"), enqueue("other")
+    work(lease=0.6)
+    stuck = wait_until(lambda: one if (one := job(id_)).timed_out_at else None)
+    assert stuck.status == "running"
+    first_lease = stuck.locked_until
+    wait_until(lambda: job(id_).locked_until != first_lease)
+    wait_until(lambda: job(id_).locked_until > first_lease)
+    assert (runs, told, job(other).status) == ([1], [(True, "timeout")], "pending")
+    (stats,) = (queue_stats for queue_stats in sql("SELECT count(*) FROM sqlane_mutexes WHERE held_until IS NULL"))
+    assert stats == (1,)
+    release.set()
+    wait_until(lambda: job(id_).status == "completed")
+    assert (job(id_).attempts, job(id_).stalls) == (2, 0)
+    error = job(id_).last_error
+    assert error is not None and error["type"].endswith("JobTimeoutError")
+
+
+@pytest.mark.parametrize("kind", ["passes on", "swallows", "raises its own", "not timed out"])
+def test_what_an_async_timeout_means(queue: Queue, work: Any, enqueue: Any, job: Read, kind: str) -> None:
+    """K118: a swallowed cancellation is no success; a TimeoutError of the handler's own is an error like any other."""
+
+    @queue.job("slow", timeout=3600 if kind == "not timed out" else 0.1, max_attempts=3, backoff=lambda attempt: 0)
+    async def slow(payload: Any, ctx: JobContext) -> None:
+        if kind == "not timed out":
+            raise TimeoutError("mine")
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            if kind == "passes on":
+                raise
+            if kind == "raises its own":
+                raise OSError("on the way out") from None
+
+    id_ = enqueue("slow")
+    work()
+    failed = wait_until(lambda: one if (one := job(id_)).status == "failed" else None)
+    assert failed.attempts == 3
+    assert failed.last_error is not None
+    assert failed.last_error["type"].endswith("TimeoutError")
+    assert failed.last_error["type"].endswith("JobTimeoutError") is (kind != "not timed out")
+    assert ("on the way out" in failed.last_error["traceback"]) is (kind == "raises its own")
+
+
+def test_all_slots_stuck_is_said_and_may_end_the_worker(
+    queue: Queue, work: Any, enqueue: Any, release: threading.Event, caplog: Any
+) -> None:
+    """F71"""
+
+    @queue.job("stuck", timeout=0.05)
+    def stuck(payload: Any) -> None:
+        release.wait(20)
+
+    for _ in range(2):
+        enqueue("stuck")
+    worker = work(concurrency=2, exit_when_stuck=True, shutdown_timeout=0)
+    wait_until(lambda: worker.failure)
+    assert "2 of 2" in caplog.text
+    with pytest.raises(WorkerError, match="2 of 2"):
+        worker.stop()

@@ -1,0 +1,151 @@
+"""Handlers in the transaction of their completion."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from sqlane_sa import DefinitionError, Job, JobContext, Queue, Snooze
+from tests.support import wait_until
+
+Read = Callable[[str], Job]
+Sql = Callable[..., list[Any]]
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Effect(Base):
+    __tablename__ = "effects"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    note: Mapped[str]
+
+
+@pytest.fixture
+def effects(engine: sa.Engine, sql: Sql) -> Callable[[], list[str]]:
+    Base.metadata.create_all(engine)
+    return lambda: [row.note for row in sql("SELECT note FROM effects ORDER BY id")]
+
+
+def write(queue: Queue, fail: type[BaseException] | None = None) -> None:
+    @queue.job("write", transactional=True, max_attempts=1)
+    def handler(payload: Any, ctx: JobContext) -> None:
+        ctx.connection.execute(sa.text("INSERT INTO effects (note) VALUES ('connection')"))
+        ctx.session.add(Effect(note="session"))
+        ctx.enqueue("after")
+        if fail:
+            raise fail("no")
+
+    queue.define("after")
+
+
+def test_effects_and_completion_are_one(
+    queue: Queue, run: Any, enqueue: Any, job: Read, effects: Any, sql: Sql
+) -> None:
+    write(queue)
+    id_ = enqueue("write")
+    run()
+    assert effects() == ["connection", "session"]
+    assert job(id_).status == "completed"
+    same = "SELECT count(DISTINCT CAST(xmin AS text)) FROM (SELECT xmin FROM effects WHERE note = 'connection' UNION ALL {}) AS x"
+    assert sql(same.format("SELECT xmin FROM sqlane_jobs")) == [(1,)]
+
+
+@pytest.mark.parametrize("fail", [ValueError, SystemExit])
+def test_a_failed_handler_has_no_effects(
+    queue: Queue, run: Any, enqueue: Any, job: Read, effects: Any, sql: Sql, fail: type[BaseException]
+) -> None:
+    write(queue, fail)
+    id_ = enqueue("write")
+    run()
+    assert effects() == []
+    assert job(id_).status == "failed"
+    assert sql("SELECT * FROM sqlane_jobs WHERE job_name = 'after'") == []
+
+
+def test_a_lost_lease_rolls_everything_back(
+    queue: Queue, work: Any, enqueue: Any, job: Read, effects: Any, sql: Sql
+) -> None:
+    started, go = threading.Event(), threading.Event()
+
+    @queue.job("write", transactional=True)
+    def handler(payload: Any, ctx: JobContext) -> None:
+        ctx.session.add(Effect(note="late"))
+        started.set()
+        assert go.wait(20)
+
+    id_ = enqueue("write")
+    worker = work(lease=60.0)
+    assert started.wait(20)
+    sql("UPDATE sqlane_jobs SET lock_token = 'another' WHERE id = :id", id=id_)
+    go.set()
+    wait_until(lambda: len(worker._parts.jobs) == 0)
+    assert effects() == []
+    assert (job(id_).status, job(id_).lock_token) == ("running", "another")
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_session_ends_its_savepoint_alone(
+    queue: Queue, run: Any, enqueue: Any, job: Read, effects: Any, end: str
+) -> None:
+    @queue.job("write", transactional=True, max_attempts=2, backoff=lambda attempt: 0)
+    def handler(payload: Any, ctx: JobContext) -> None:
+        ctx.session.add(Effect(note="first"))
+        ctx.session.flush()
+        getattr(ctx.session, end)()
+        ctx.session.add(Effect(note="second"))
+        if ctx.attempt == 1:
+            raise ValueError
+
+    id_ = enqueue("write")
+    run()
+    assert job(id_).status == "completed"
+    assert effects() == (["first", "second"] if end == "commit" else ["second"])
+
+
+def test_a_released_handler_has_no_effects(queue: Queue, run: Any, enqueue: Any, job: Read, effects: Any) -> None:
+    @queue.job("write", transactional=True)
+    def handler(payload: Any, ctx: JobContext) -> None:
+        ctx.session.add(Effect(note="x"))
+        ctx.session.flush()
+        raise Snooze(3600)
+
+    id_ = enqueue("write")
+    run()
+    assert (effects(), job(id_).status, job(id_).attempts) == ([], "pending", 0)
+
+
+def test_an_error_of_the_database_is_a_failed_attempt(
+    queue: Queue, run: Any, enqueue: Any, job: Read, effects: Any
+) -> None:
+    @queue.job("write", transactional=True, max_attempts=1)
+    def handler(payload: Any, ctx: JobContext) -> None:
+        ctx.session.add(Effect(id=1, note="a"))
+        ctx.session.flush()
+        ctx.connection.execute(sa.text("INSERT INTO effects (id, note) VALUES (1, 'b')"))
+
+    id_ = enqueue("write")
+    run()
+    error = job(id_).last_error
+    assert effects() == []
+    assert error is not None and "IntegrityError" in error["type"]
+
+
+def test_other_handlers_have_no_connection(queue: Queue, run: Any, enqueue: Any, job: Read) -> None:
+    raised: list[BaseException] = []
+
+    @queue.job("plain")
+    def handler(payload: Any, ctx: JobContext) -> None:
+        with pytest.raises(DefinitionError, match="transactional=True") as caught:
+            _ = ctx.session
+        raised.append(caught.value)
+
+    enqueue("plain")
+    run()
+    assert len(raised) == 1

@@ -1,0 +1,141 @@
+"""Wake-ups: hints that make an idle worker prompt; polling stays the truth."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from sqlane_sa import Job, JobContext, Queue
+from tests.support import wait_until
+
+Read = Callable[[str], Job]
+Sql = Callable[..., list[Any]]
+
+ASLEEP = "SELECT count(*) FROM sqlane_sleepers"
+NEVER = {"poll_interval": 3600, "sweep_interval": 3600}
+
+
+@pytest.fixture
+def asleep(work: Any, sql: Sql) -> Callable[..., Any]:
+    """Start a worker that would poll once an hour, and wait until it sleeps."""
+
+    def start(**options: Any) -> Any:
+        before = sql(ASLEEP)[0][0]
+        worker = work(**(NEVER | options))
+        wait_until(lambda: sql(ASLEEP)[0][0] == before + 1)
+        wait_until(worker._parts.loop.idle.is_set)
+        return worker
+
+    return start
+
+
+def test_an_enqueue_wakes(queue: Queue, asleep: Any, enqueue: Any, job: Read) -> None:
+    queue.job("quick")(lambda payload: None)
+    asleep()
+    for _ in range(5):
+        id_ = enqueue("quick")
+        wait_until(lambda: job(id_).status == "completed")  # noqa: B023
+
+
+def test_a_sleeper_learns_of_a_delayed_job(queue: Queue, asleep: Any, enqueue: Any, job: Read) -> None:
+    queue.job("quick")(lambda payload: None)
+    asleep()
+    id_ = enqueue("quick", delay=0.3)
+    wait_until(lambda: job(id_).status == "completed")
+
+
+def test_a_freed_key_wakes_another_worker(queue: Queue, asleep: Any, enqueue: Any, job: Read) -> None:
+    go = threading.Event()
+
+    @queue.job("first", mutex_keys=["k"])
+    def first(payload: Any) -> None:
+        assert go.wait(30)
+
+    queue.job("second", mutex_keys=["k"])(lambda payload: None)
+    asleep(names=["first"])
+    asleep(names=["second"])
+    one = enqueue("first")
+    wait_until(lambda: job(one).status == "running")
+    two = enqueue("second")
+    go.set()
+    wait_until(lambda: job(two).status == "completed")
+
+
+def test_the_end_of_a_linger_is_waited_for(queue: Queue, asleep: Any, enqueue: Any, job: Read, sql: Sql) -> None:
+    queue.job("quick", mutex_keys=["k"])(lambda payload: None)
+    sql(
+        "INSERT INTO sqlane_mutexes (mutex_key, job_id, lock_token, held_until)"
+        " VALUES ('k', 'old', 't', statement_timestamp() + interval '0.5 s')"
+    )
+    asleep()
+    id_ = enqueue("quick")
+    wait_until(lambda: job(id_).status == "completed")
+
+
+def test_a_retry_of_ones_own_is_waited_for(queue: Queue, asleep: Any, enqueue: Any, job: Read) -> None:
+    @queue.job("twice", backoff=lambda attempt: 0.3)
+    def twice(payload: Any, ctx: JobContext) -> None:
+        if ctx.attempt == 1:
+            raise ValueError
+
+    asleep()
+    id_ = enqueue("twice")
+    wait_until(lambda: job(id_).status == "completed")
+
+
+def test_listening_goes_on_after_its_connection_is_lost(
+    queue: Queue, asleep: Any, enqueue: Any, job: Read, sql: Sql
+) -> None:
+    """B32: also a job enqueued in the gap is found, by the look after the new connection."""
+    queue.job("quick")(lambda payload: None)
+    asleep()
+    (listener,) = sql("SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()")
+    sql("SELECT pg_terminate_backend(:pid)", pid=listener.pid)
+    for _ in range(2):
+        id_ = enqueue("quick")
+        wait_until(lambda: job(id_).status == "completed")  # noqa: B023
+
+
+def test_without_wakeups_the_worker_polls_and_nobody_is_told(
+    queue: Queue, work: Any, enqueue: Any, job: Read, sql: Sql
+) -> None:
+    queue.job("quick")(lambda payload: None)
+    work(wakeups=False)
+    id_ = enqueue("quick")
+    wait_until(lambda: job(id_).status == "completed")
+    assert sql(ASLEEP) == [(0,)]
+    assert sql("SELECT 1 FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()") == []
+
+
+def test_a_stopped_worker_is_no_sleeper(queue: Queue, asleep: Any, sql: Sql) -> None:
+    queue.job("quick")(lambda payload: None)
+    asleep().stop()
+    assert sql(ASLEEP) == [(0,)]
+
+
+def test_notifications_are_sent_only_while_somebody_sleeps(
+    queue: Queue, engine: sa.Engine, enqueue: Any, sql: Sql, database_url: str
+) -> None:
+    """One for a transaction, however many jobs it has; none after a rollback."""
+    queue.define("quick")
+    url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(url, autocommit=True) as listener:
+        listener.execute(f'LISTEN "{queue.tables.channel}"')
+        enqueue("quick")
+        sql("INSERT INTO sqlane_sleepers VALUES ('dead', now() - interval '1 s')")
+        enqueue("quick")
+        assert list(listener.notifies(timeout=0)) == []
+        sql("UPDATE sqlane_sleepers SET asleep_until = now() + interval '1 h'")
+        with engine.begin() as conn:
+            queue.enqueue_many(conn, [queue.new("quick") for _ in range(5000)])
+            queue.enqueue(conn, "quick")
+        with engine.connect() as conn:
+            queue.enqueue(conn, "quick")
+            conn.rollback()
+        assert len(list(listener.notifies(timeout=5, stop_after=1))) == 1
+        assert list(listener.notifies(timeout=0)) == []
