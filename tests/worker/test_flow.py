@@ -70,7 +70,10 @@ def test_long_jobs_are_not_hoarded(queue: Queue, work: Any, engine: sa.Engine, s
         queue.enqueue_many(conn, (queue.new("long", priority=1) for _ in range(20)))
     work(concurrency=2, worker_id="one")
     work(concurrency=2, worker_id="two")
-    held = "SELECT locked_by, count(*) FROM sqlane_jobs WHERE status = 'running' AND job_name = 'long' GROUP BY 1 ORDER BY 1"
+    held = (
+        "SELECT locked_by, count(*) FROM sqlane_jobs WHERE status = 'running' AND job_name = 'long'"
+        " GROUP BY locked_by ORDER BY locked_by"
+    )
     wait_until(lambda: sql(held) == [("one", 2), ("two", 2)])
     go.set()
 
@@ -89,7 +92,7 @@ def test_a_job_that_waits_for_a_slot_is_handed_back(
 
     with engine.begin() as conn:
         queue.enqueue_many(conn, (queue.new("mixed", n) for n in range(600)))
-    before = dict(sql("SELECT id, run_at FROM sqlane_jobs").__iter__())
+    before = {row.id: row.run_at for row in sql("SELECT id, run_at FROM sqlane_jobs")}
     work(concurrency=2)
     assert gate.wait(30)
     wait_until(lambda: sql("SELECT count(*) FROM sqlane_jobs WHERE status = 'running'") == [(2,)])

@@ -26,7 +26,7 @@ def release() -> Iterator[threading.Event]:
 def test_a_stuck_handler_keeps_its_job_and_keys(
     queue: Queue, work: Any, enqueue: Any, job: Read, release: threading.Event, sql: Any
 ) -> None:
-    """K116: cancelled is set, the job is marked and renewed, no second attempt overlaps, and the end is a failed one."""
+    """K116: cancelled is set, the job is marked and renewed, no second attempt overlaps, the end is a failed one."""
     told: list[tuple[bool, str | None]] = []
     runs: list[int] = []
 

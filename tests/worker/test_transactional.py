@@ -53,8 +53,8 @@ def test_effects_and_completion_are_one(
     run()
     assert effects() == ["connection", "session"]
     assert job(id_).status == "completed"
-    same = "SELECT count(DISTINCT CAST(xmin AS text)) FROM (SELECT xmin FROM effects WHERE note = 'connection' UNION ALL {}) AS x"
-    assert sql(same.format("SELECT xmin FROM sqlane_jobs")) == [(1,)]
+    written_by = "SELECT xmin FROM effects WHERE note = 'connection' UNION ALL SELECT xmin FROM sqlane_jobs"
+    assert sql(f"SELECT count(DISTINCT CAST(xmin AS text)) FROM ({written_by}) AS x") == [(1,)]
 
 
 @pytest.mark.parametrize("fail", [ValueError, SystemExit])
