@@ -19,6 +19,12 @@ MAX_IDENTIFIER_BYTES = 63
 STATUSES = ("pending", "running", "completed", "failed")
 MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
 
+PLACE = "sqlane_sa"
+"""In the `info` of a queue's metadata: its (prefix, schema), by which the migrations know it for a queue's."""
+
+# What SQLAlchemy takes for a parameter wherever it stands, with drivers whose parameters have no names.
+_MARKS = ("__[POSTCOMPILE_",) if sa.__version__ >= "2.1" else ("__[POSTCOMPILE_", "%(")
+
 
 def text() -> sa.Text:
     """Text in byte order: index conditions and `ORDER BY` then agree with Python's order of the same strings."""
@@ -41,9 +47,10 @@ class Tables:
         _check_identifier(prefix, "prefix", empty=True)
         if schema is not None:
             _check_identifier(schema, "schema")
+            _refuse_reserved(schema)
         self.prefix = prefix
         self.schema = schema
-        self.metadata = sa.MetaData(schema=schema)
+        self.metadata = sa.MetaData(schema=schema, info={PLACE: (prefix, schema)})
         self.jobs = self._jobs()
         self.payloads = self._payloads()
         self.mutexes = self._mutexes()
@@ -200,6 +207,15 @@ def _check_identifier(value: object, option: str, *, empty: bool = False) -> Non
         raise DefinitionError(f"{option}={value!r} {problem}", option=option, value=value)
 
 
+def _refuse_reserved(schema: str) -> None:
+    if schema.startswith("pg_"):
+        raise DefinitionError(
+            f"schema={schema!r} begins with pg_, and PostgreSQL keeps such schemas for itself; use another name",
+            option="schema",
+            value=schema,
+        )
+
+
 def _identifier_problem(value: object, empty: bool) -> str | None:
     if not isinstance(value, str):
         return "is not a string; use a name of a PostgreSQL schema or the start of a table name"
@@ -207,6 +223,9 @@ def _identifier_problem(value: object, empty: bool) -> str | None:
         return "is empty; leave it out (None) for the connection's search path"
     if "\0" in value:
         return "holds a NUL character, which PostgreSQL cannot store in a name; leave it out"
+    for mark in _MARKS:
+        if mark in value:
+            return f"holds {mark!r}, which SQLAlchemy {sa.__version__} takes for a parameter; leave it out"
     try:
         length = _length(value)
     except UnicodeEncodeError:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
+
 from sqlalchemy import Connection
-from sqlalchemy.dialects.postgresql import JSONB
 
 from sqlane_sa.schema import Tables, moment
 from sqlane_sa.statement import BIG, INT, SMALL, TEXT, TEXTS, Statement
@@ -11,11 +12,12 @@ from sqlane_sa.values.errors import PayloadError
 from sqlane_sa.values.job import Job, NameStats
 from sqlane_sa.values.payload import decode
 
+# JSON as text: an engine may have a json_deserializer of its own.
 GET = Statement(
     """
 SELECT j.id, j.job_name, j.status, j.priority, j.run_at, j.attempts, j.max_attempts, j.stalls, j.max_stalls,
        j.mutex_keys, j.failure_job, j.lock_token, j.locked_by, j.locked_until, j.started_at, j.timed_out_at,
-       j.finished_at, j.expires_at, j.last_error, j.created_at, j.updated_at,
+       j.finished_at, j.expires_at, CAST(j.last_error AS text) AS last_error, j.created_at, j.updated_at,
        (SELECT CAST(p.payload AS text) FROM {payloads} AS p WHERE p.id = j.id) AS payload
 FROM {jobs} AS j WHERE j.id = :id""",
     {"id": TEXT},
@@ -38,7 +40,7 @@ FROM {jobs} AS j WHERE j.id = :id""",
         "timed_out_at": moment(),
         "finished_at": moment(),
         "expires_at": moment(),
-        "last_error": JSONB(),
+        "last_error": TEXT,
         "created_at": moment(),
         "updated_at": moment(),
         "payload": TEXT,
@@ -91,6 +93,7 @@ def get(conn: Connection, /, tables: Tables, *, id: str) -> Job | None:
     except PayloadError as error:
         problem = str(error)
     facts["payload"] = payload
+    facts["last_error"] = None if row.last_error is None else json.loads(row.last_error)
     return Job(name=name, mutex_keys=None if keys is None else tuple(keys), payload_error=problem, **facts)
 
 

@@ -1,0 +1,3 @@
+"""The store's tests: `any_conn` for what one connection shows, `engine` where there have to be two."""
+
+from tests.drivers import *  # noqa: F403
