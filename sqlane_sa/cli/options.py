@@ -1,0 +1,50 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import click
+
+from sqlane_sa.queue import Queue
+from sqlane_sa.schema import Tables
+
+VARIABLE = "SQLANE_DATABASE_URL"
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Place(NamedTuple):
+    """Where a queue is, as far as the command line says: None for what it leaves open."""
+
+    url: str | None
+    prefix: str | None
+    schema: str | None
+
+    def queue(self) -> Queue:
+        """A queue without definitions. Raises `DefinitionError` for a prefix or schema that cannot be one."""
+        return Queue("sqlane_" if self.prefix is None else self.prefix, self.schema)
+
+
+def place_options(command: Command) -> Command:
+    """Adds --url, --prefix and --schema; the command gets them as `url`, `prefix` and `schema`."""
+    for option in reversed(
+        (
+            click.option(
+                "--url",
+                envvar=VARIABLE,
+                show_envvar=True,
+                help="The database, as postgresql://user@host/name.",
+            ),
+            click.option("--prefix", help="What the queue's table names start with.  [default: sqlane_]"),
+            click.option("--schema", help="The queue's schema.  [default: the connection's]"),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def described(tables: Tables, schema: str) -> str:
+    """The tables of a queue for a person; `schema` for a queue that leaves it to the connection."""
+    return f"{tables.prefix}* in schema {tables.schema or schema}"

@@ -1,0 +1,74 @@
+"""`sqlane worker`: runs the jobs of a queue."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sqlane_sa.cli.logs import LEVELS, configure
+from sqlane_sa.cli.options import Place, place_options
+from sqlane_sa.cli.problems import Problem
+
+if TYPE_CHECKING:
+    from sqlane_sa.queue import Queue
+
+SECONDS: dict[str, Any] = {"type": float, "metavar": "SECONDS", "show_default": True}
+
+
+@click.command()
+@click.argument("path", metavar="MODULE:QUEUE")
+@click.option("--names", multiple=True, metavar="NAME,...", help="Serve these names only; may be repeated.")
+@click.option("--concurrency", default=10, show_default=True, help="Handlers that run at a time.")
+@click.option("--lease", default=60.0, help="How long a job is held without a renewal.", **SECONDS)
+@click.option("--poll-interval", default=1.0, help="How often to look for due jobs.", **SECONDS)
+@click.option("--shutdown-timeout", default=30.0, help="Patience with running handlers at the end.", **SECONDS)
+@click.option("--stall-delay", default=30.0, help="Wait of a job whose worker died, doubled each time.", **SECONDS)
+@click.option("--sweep-interval", default=15.0, help="How often to recover and clean up.", **SECONDS)
+@click.option("--no-wakeups", is_flag=True, help="Only poll.")
+@click.option("--worker-id", metavar="TEXT", help="Shown as the holder of jobs.  [default: host:pid:random]")
+@click.option("--exit-when-stuck", is_flag=True, help="Exit 1 once every slot is past its timeout.")
+@click.option("--until-idle", is_flag=True, help="Stop once nothing is due.")
+@click.option("--log-level", default="info", show_default=True, type=click.Choice(LEVELS, case_sensitive=False))
+@place_options
+def worker(
+    path: str,
+    names: tuple[str, ...],
+    no_wakeups: bool,
+    until_idle: bool,
+    log_level: str,
+    url: str | None,
+    prefix: str | None,
+    schema: str | None,
+    **options: Any,
+) -> None:
+    """Run the jobs of MODULE:QUEUE, such as app.jobs:queue, until SIGTERM or SIGINT.
+
+    The current folder is on the path. A second signal does not wait for running handlers, a third ends the process.
+    Prefix and schema are the queue's own; --prefix and --schema are only compared with them.
+    """
+    from sqlane_sa.cli.database import connected
+    from sqlane_sa.cli.loading import load_queue
+    from sqlane_sa.worker.worker import Worker
+
+    queue = load_queue(path)
+    _compare(path, queue, Place(url, prefix, schema))
+    configure(log_level)
+    served = [name.strip() for group in names for name in group.split(",") if name.strip()]
+    with connected(url, "sqlane worker", pool_size=max(options["concurrency"], 1)) as engine:
+        runner = Worker(engine, queue, names=served if names else None, wakeups=not no_wakeups, **options)
+        if until_idle:
+            runner.run_until_idle()
+        else:
+            runner.run()
+
+
+def _compare(path: str, queue: Queue, place: Place) -> None:
+    for option, given, own in (
+        ("--prefix", place.prefix, queue.tables.prefix),
+        ("--schema", place.schema, queue.tables.schema),
+    ):
+        if given is not None and given != own:
+            raise Problem(
+                f"{option} {given} contradicts {path}, which has {own!r}; leave the option out, or change the Queue()"
+            )
