@@ -44,6 +44,16 @@ def head() -> str:
     return ids()[-1]
 
 
+def short(revision: str) -> str:
+    """The digits of an id, such as "0001"."""
+    return revision.removeprefix("sqlane_")
+
+
+def between(start: int, end: int) -> Sequence[Script]:
+    """What leads from the first `start` revisions to the first `end` ones, in the order in which it runs."""
+    return revisions()[start:end] if start < end else revisions()[end:start][::-1]
+
+
 def number(revision: str) -> int:
     """How many revisions are in the database at `revision`: "base", "head", an id, or its digits ("0001").
 
@@ -52,7 +62,7 @@ def number(revision: str) -> int:
     known = ids()
     numbers = {"base": 0, "head": len(known)}
     for count, name in enumerate(known, 1):
-        numbers[name] = numbers[name.removeprefix("sqlane_")] = count
+        numbers[name] = numbers[short(name)] = count
     if not isinstance(revision, str) or revision not in numbers:
         raise DefinitionError(
             f"revision {revision!r} is not known; this version of sqlane_sa has {', '.join(known)}, "

@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 
 from sqlane_sa.migrations import chain, version
 from sqlane_sa.migrations.bind import refuse_autocommit, refuse_other_databases, untranslated
+from sqlane_sa.migrations.patience import impatient
 from sqlane_sa.migrations.target import Target, running
 from sqlane_sa.values.errors import DefinitionError, SchemaError
 
@@ -22,7 +23,8 @@ def upgrade(to: str | None, from_: str | None = None, prefix: str = "sqlane_", s
     `from_` None: before the first. `to` is an id, such as "sqlane_0001" or "0001"; None is the newest of the installed
     package, which is another one after an update: name it. The schema must exist. Works offline (`--sql`).
     Raises `DefinitionError` for an unknown revision, `SchemaError` when the database is not at `from_`,
-    `AutocommitError` and `HandleError` (not PostgreSQL).
+    `SchemaBusyError` when a transaction of others keeps a table for more than two seconds (or the connection's own
+    `lock_timeout`), `AutocommitError` and `HandleError` (not PostgreSQL).
     """
     at = Target(prefix, schema)
     start, end = chain.number(from_ or "base"), chain.number(to or "head")
@@ -30,8 +32,9 @@ def upgrade(to: str | None, from_: str | None = None, prefix: str = "sqlane_", s
     with _under_alembic(at, "upgrade") as context:
         if not context.as_sql:
             _check_start(_lock_and_read(context, at), start, at, "upgrade")
-        for script in chain.revisions()[start:end]:
-            script.module.upgrade()
+        with _impatient(context, at, start):
+            for script in chain.between(start, end):
+                script.module.upgrade()
 
 
 def downgrade(
@@ -51,8 +54,9 @@ def downgrade(
         _check_direction("downgrade", older=end, newer=start, from_=from_, to=to)
         if not context.as_sql:
             _check_start(found, start, at, "downgrade")
-        for script in reversed(chain.revisions()[end:start]):
-            script.module.downgrade()
+        with _impatient(context, at, start):
+            for script in chain.between(start, end):
+                script.module.downgrade()
 
 
 @contextmanager
@@ -67,6 +71,16 @@ def _under_alembic(at: Target, function: str) -> Iterator[MigrationContext]:
         refuse_autocommit(_connection(context), f"migrations.{function}()")
         with untranslated(_connection(context)):
             yield context
+
+
+@contextmanager
+def _impatient(context: MigrationContext, at: Target, start: int) -> Iterator[None]:
+    """Offline, patience is a matter of whoever runs the script."""
+    if context.as_sql:
+        yield
+        return
+    with impatient(_connection(context), at, chain.name_of(start)):
+        yield
 
 
 def _connection(context: MigrationContext) -> Connection:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
-from alembic.script import Script
 from sqlalchemy import Connection
 
-from sqlane_sa.migrations import chain, version
+from sqlane_sa.migrations import calls, chain, version
 from sqlane_sa.migrations.bind import reading, writing
+from sqlane_sa.migrations.patience import impatient
 from sqlane_sa.migrations.target import Target, running, target_of
 from sqlane_sa.values.errors import SchemaBehindError
 
@@ -22,7 +20,8 @@ def apply(bind: object, queue: object, revision: str = "head") -> list[str]:
     it stays: nothing is committed. A missing schema is created. At or past `revision` nothing is written or locked, so
     that every process may call it at its start: of several at once, one migrates and the others wait for it.
     Raises `DefinitionError` for an unknown revision, `SchemaAheadError` when a newer version of the package has
-    migrated the tables, `HandleError` and `AutocommitError` for a bind that it cannot use.
+    migrated the tables, `SchemaBusyError` when a transaction of others keeps a table for more than two seconds (or the
+    connection's own `lock_timeout`), `HandleError` and `AutocommitError` for a bind that it cannot use.
     """
     at, wanted = target_of(queue), chain.number(revision)
     table = version.version_table(at)
@@ -32,8 +31,8 @@ def apply(bind: object, queue: object, revision: str = "head") -> list[str]:
         version.ensure_schema(conn, at.schema)
         version.lock(conn, table)
         # Read again: whoever held the lock may have done the work.
-        steps = chain.revisions()[chain.recorded_number(version.read(conn, table)) : wanted]
-        return _run(conn, at, steps, "upgrade")
+        found = version.read(conn, table)
+        return _run(conn, at, found, wanted) if chain.recorded_number(found) < wanted else []
 
 
 def revert(bind: object, queue: object, revision: str = "base") -> list[str]:
@@ -47,8 +46,8 @@ def revert(bind: object, queue: object, revision: str = "base") -> list[str]:
     with writing(bind, "revert") as conn:
         if chain.recorded_number(version.read(conn, table)) <= wanted or not version.lock_existing(conn, table):
             return []
-        steps = chain.revisions()[wanted : chain.recorded_number(version.read(conn, table))]
-        return _run(conn, at, steps[::-1], "downgrade")
+        found = version.read(conn, table)
+        return _run(conn, at, found, wanted) if chain.recorded_number(found) > wanted else []
 
 
 def current(bind: object, queue: object) -> str | None:
@@ -69,19 +68,25 @@ def check(bind: object, queue: object) -> None:
     at = target_of(queue)
     with reading(bind, "check") as conn:
         found = version.read(conn, version.version_table(at))
-    if chain.recorded_number(found) == chain.number("head"):
-        return
+    if chain.recorded_number(found) != chain.number("head"):
+        raise SchemaBehindError(f"{behind(at, found)}; {_next_step(at, found)}", current=found, head=chain.head())
+
+
+def behind(at: Target, found: str | None) -> str:
+    """What is wrong with tables that are at `found`, an older revision."""
     state = "not in the database" if found is None else f"at revision {found}"
-    raise SchemaBehindError(
-        f"{at} are {state}, and this version of sqlane_sa needs {chain.head()}; "
-        "run `sqlane migrate`, or call sqlane_sa.migrations.apply(engine, queue)",
-        current=found,
-        head=chain.head(),
-    )
+    return f"{at} are {state}, and this version of sqlane_sa needs {chain.head()}"
 
 
-def _run(conn: Connection, at: Target, steps: Sequence[Script], direction: str) -> list[str]:
-    with running(at, Operations(MigrationContext.configure(conn))):
+def _next_step(at: Target, found: str | None) -> str:
+    call = calls.upgrade_call(at, to=chain.head(), from_=found)
+    return f"run `{calls.command(at)}`, or, where an Alembic chain has them, bring it to a revision with {call}"
+
+
+def _run(conn: Connection, at: Target, found: str | None, wanted: int) -> list[str]:
+    start = chain.recorded_number(found)
+    steps = chain.between(start, wanted)
+    with running(at, Operations(MigrationContext.configure(conn))), impatient(conn, at, found):
         for script in steps:
-            getattr(script.module, direction)()
+            script.module.upgrade() if start < wanted else script.module.downgrade()
     return [script.revision for script in steps]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ def target() -> Target:
     """The target of the revision that runs.
 
     Where Alembic runs the packaged revisions itself, it comes from the Config: `config.attributes["sqlane_target"]` (a
-    Queue, its Tables or a Target), or else the options `sqlane_prefix` and `sqlane_schema`.
+    Queue, its Tables or a Target), or else the options `sqlane_prefix` and `sqlane_schema` beside `script_location`.
     """
     current = _running.get()
     return current[0] if current is not None else configured(op.get_context().config)
@@ -77,5 +77,7 @@ def configured(config: Config | None) -> Target:
         return Target()
     if "sqlane_target" in config.attributes:
         return target_of(config.attributes["sqlane_target"])
-    prefix = config.get_main_option("sqlane_prefix")
-    return Target("sqlane_" if prefix is None else prefix, config.get_main_option("sqlane_schema") or None)
+    # Alembic reads pyproject.toml too from 1.16 on, with another method.
+    option: Callable[[str], str | None] = getattr(config, "get_alembic_option", config.get_main_option)
+    prefix = option("sqlane_prefix")
+    return Target("sqlane_" if prefix is None else prefix, option("sqlane_schema") or None)

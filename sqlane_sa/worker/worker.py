@@ -123,8 +123,8 @@ class Worker:
         if self._parts is not None:
             raise WorkerError("this worker is running already; make another Worker to run two")
         self._failure = None
-        # On the application's engine: its first connection makes the dialect ready, for one thread at a time. Engines of
-        # our own share the dialect, and would not wait for each other.
+        # On the application's engine: its first connection makes the dialect ready, for one thread at a time. Engines
+        # of our own share the dialect, and would not wait for each other.
         check_schema(self._engine, self.queue)
         own = own_engine(self._engine)
         self._parts = Parts(self, own, self._engine, self._options)

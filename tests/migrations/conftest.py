@@ -23,12 +23,21 @@ down_revision = "sqlane_0001"
 
 
 def upgrade():
-    operations().add_column(target().prefix + "sleepers", sa.Column("extra", sa.Text()), schema=target().schema)
+    op, at = operations(), target()
+    op.add_column(at.prefix + "sleepers", sa.Column("extra", sa.Text()), schema=at.schema)
+    jobs = at.prefix + "jobs"
+    op.add_column(jobs, sa.Column("extra", sa.Integer(), nullable=False, server_default="0"), schema=at.schema)
+    op.alter_column(jobs, "extra", server_default="1", schema=at.schema)
+    op.create_check_constraint(op.f(at.prefix + "jobs_extra"), jobs, "extra < 9", schema=at.schema)
+    op.create_index(op.f(at.prefix + "jobs_by_extra"), jobs, ["extra", "id"], schema=at.schema)
     record(revision)
 
 
 def downgrade():
-    operations().drop_column(target().prefix + "sleepers", "extra", schema=target().schema)
+    op, at = operations(), target()
+    op.drop_column(at.prefix + "sleepers", "extra", schema=at.schema)
+    # With its index and constraint.
+    op.drop_column(at.prefix + "jobs", "extra", schema=at.schema)
     record(down_revision)
 """
 
@@ -43,7 +52,9 @@ if context.is_offline_mode():
         context.run_migrations()
 else:
     with attributes["engine"].connect() as conn:
-        context.configure(connection=conn, target_metadata=attributes.get("metadata"))
+        context.configure(
+            connection=conn, target_metadata=attributes.get("metadata"), **attributes.get("options", {})
+        )
         with context.begin_transaction():
             context.run_migrations()
 """
@@ -109,6 +120,12 @@ def new_role(empty: sa.Engine) -> Iterator[Callable[[], str]]:
         for name in names:
             conn.exec_driver_sql(f"DROP OWNED BY {name} CASCADE")
             conn.exec_driver_sql(f"DROP ROLE {name}")
+
+
+@pytest.fixture
+def second_revision() -> str:
+    """The source of a made-up revision that follows the newest packaged one."""
+    return SECOND_REVISION
 
 
 @pytest.fixture

@@ -27,7 +27,8 @@ def test_missing_tables(empty: sa.Engine) -> None:
         migrations.check(empty, Queue("my_", "mine"))
     assert str(caught.value) == (
         f"the tables 'my_*' in schema 'mine' are not in the database, and this version of sqlane_sa needs {HEAD}; "
-        "run `sqlane migrate`, or call sqlane_sa.migrations.apply(engine, queue)"
+        "run `sqlane migrate --prefix my_ --schema mine`, or, where an Alembic chain has them, bring it to a revision "
+        "with migrations.upgrade(to='0001', prefix='my_', schema='mine')"
     )
     assert (caught.value.current, caught.value.head) == (None, HEAD)
 
@@ -39,7 +40,8 @@ def test_tables_that_are_behind(empty: sa.Engine) -> None:
         migrations.check(empty, Queue())
     assert str(caught.value) == (
         "the tables 'sqlane_*' are at revision sqlane_0001, and this version of sqlane_sa needs sqlane_0002; "
-        "run `sqlane migrate`, or call sqlane_sa.migrations.apply(engine, queue)"
+        "run `sqlane migrate`, or, where an Alembic chain has them, bring it to a revision with "
+        "migrations.upgrade(to='0002', from_='0001')"
     )
     assert (caught.value.current, caught.value.head) == ("sqlane_0001", "sqlane_0002")
 
