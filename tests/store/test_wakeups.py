@@ -1,46 +1,11 @@
 """Wake-ups: a NOTIFY in the transaction that makes work, and only while a worker says that it waits."""
 
-from collections.abc import Callable, Iterator
-
-import psycopg
 import pytest
 import sqlalchemy as sa
 
 from sqlane_sa import Queue, store
 from tests.store.steps import add, add_many, claim, rows, run, running
-
-Heard = Callable[[], int]
-
-
-def until_end(listener: psycopg.Connection) -> Iterator[psycopg.Notify]:
-    for notice in listener.notifies(timeout=20):
-        yield notice
-        if notice.payload == "end":
-            return
-
-
-@pytest.fixture
-def heard(database_url: str, engine: sa.Engine, queue: Queue) -> Iterator[Heard]:
-    """How many notifications came since it was last asked."""
-    url = sa.make_url(database_url).set(drivername="postgresql").render_as_string(hide_password=False)
-    with psycopg.connect(url, autocommit=True) as listener:
-        listener.execute(f"LISTEN {queue.tables.channel}")
-
-        def ask() -> int:
-            # One of our own marks the end: notifications come in the order of the commits.
-            with engine.begin() as conn:
-                run(conn, "SELECT pg_notify(:channel, 'end')", channel=queue.tables.channel)
-            notices = [notice.payload for notice in until_end(listener)]
-            assert notices.pop() == "end"
-            return len(notices)
-
-        yield ask
-
-
-@pytest.fixture
-def asleep(engine: sa.Engine, queue: Queue) -> None:
-    with engine.begin() as conn:
-        store.fall_asleep(conn, queue.tables, worker_id="w", duration=60)
+from tests.wakeups import Heard
 
 
 @pytest.mark.usefixtures("asleep")
