@@ -1,4 +1,4 @@
-"""A connection of the worker's own: made like the application's, and never taken from its pool."""
+"""The worker's own connections: made like the application's, and never taken from its pool."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.pool import NullPool
+from sqlalchemy.engine.base import OptionEngine
+from sqlalchemy.pool import NullPool, Pool, QueuePool
 
 from sqlane_sa import store
 
@@ -20,6 +21,35 @@ def own_engine(engine: Engine, isolation_level: str = "READ COMMITTED") -> Engin
     pool = NullPool(engine.pool._creator, dialect=engine.dialect, _dispatch=engine.pool.dispatch)
     own = Engine(pool, engine.dialect, engine.url, hide_parameters=True)
     return own.execution_options(isolation_level=isolation_level)
+
+
+class HandlerEngine(OptionEngine):
+    """The application's engine, events and options included, with a pool as large as the worker's concurrency.
+
+    What transactional handlers run in: from the application's pool, which need not be as large, they would be refused
+    a connection after its timeout, or open and close one for each job. A NullPool stays one: something else pools.
+    """
+
+    pool: Pool = None  # type: ignore[assignment]  # in place of the property that finds the application's
+
+    def __init__(self, engine: Engine, concurrency: int) -> None:
+        super().__init__(engine, {})
+        self.pool = _like(engine.pool, concurrency)
+
+
+def _like(old: Pool, size: int) -> Pool:
+    if not isinstance(old, QueuePool):
+        return NullPool(old._creator, dialect=old._dialect, _dispatch=old.dispatch)
+    return QueuePool(
+        old._creator,
+        pool_size=size,
+        max_overflow=-1,
+        recycle=old._recycle,
+        pre_ping=old._pre_ping,
+        reset_on_return=old._reset_on_return,
+        dialect=old._dialect,
+        _dispatch=old.dispatch,
+    )
 
 
 class Database:

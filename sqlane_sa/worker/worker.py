@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -18,7 +17,7 @@ from sqlane_sa.queue import Queue
 from sqlane_sa.values.errors import HandleError, WorkerError
 from sqlane_sa.values.outcome import Released
 from sqlane_sa.worker.context import read_committed
-from sqlane_sa.worker.database import Database, own_engine
+from sqlane_sa.worker.database import Database, HandlerEngine, own_engine
 from sqlane_sa.worker.execution import Execution
 from sqlane_sa.worker.handlers import Handlers
 from sqlane_sa.worker.heartbeat import Heartbeat
@@ -181,14 +180,12 @@ class Parts:
 
     def __init__(self, worker: Worker, own: Engine, engine: Engine, options: Options) -> None:
         queue = worker.queue
-        self._pid = os.getpid()
         self._options = options
-        self._tables = queue.tables
-        self._own = own
+        self._handler_engine = HandlerEngine(engine, options.concurrency)
         self.jobs = RunningJobs()
         self.timer = Timer(self.jobs, options.concurrency, worker.give_up if options.exit_when_stuck else None)
         self.handlers = Handlers(
-            Execution(queue, partial(read_committed, engine), own.begin),
+            Execution(queue, partial(read_committed, self._handler_engine), own.begin),
             self.jobs,
             options.concurrency,
             self.timer.watch,
@@ -268,6 +265,7 @@ class Parts:
         self.jobs.wake.set()
         for service in self.services:
             service.join(1.0)
+        self._handler_engine.dispose()
 
 
 def check_schema(engine: Engine, queue: Queue) -> None:

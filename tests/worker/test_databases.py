@@ -214,3 +214,29 @@ def test_a_worker_whose_renewals_fail_loses_its_leases(
     done = wait_until(lambda: one if (one := job(id_)).status == "completed" else None)
     wait_until(lambda: reasons == ["lease lost"])
     assert (len(runs), done.attempts, done.stalls) == (2, 1, 1)
+
+
+def test_transactional_handlers_are_not_short_of_connections(
+    queue: Queue, database_url: str, engine: sa.Engine, job: Read
+) -> None:
+    """More of them at a time than the application's pool may open; its events and options hold for them."""
+    small = sa.create_engine(database_url, pool_size=1, max_overflow=0, pool_timeout=0.01)
+    statements: list[str] = []
+    sa.event.listen(small, "before_cursor_execute", lambda conn, cursor, sql, *rest: statements.append(sql))
+    small = small.execution_options(mine=True)
+    together = threading.Barrier(4, timeout=30)
+    options: list[bool] = []
+
+    @queue.job("meet", transactional=True, max_attempts=1)
+    def meet(payload: object, ctx: JobContext) -> None:
+        ctx.connection.execute(sa.text("SELECT 'of the handler'"))
+        options.append(ctx.connection.get_execution_options()["mine"])
+        together.wait()
+
+    with engine.begin() as conn:
+        added = queue.enqueue_many(conn, [queue.new("meet") for _ in range(4)])
+    Worker(small, queue, **SHORT).run_until_idle()
+    small.dispose()
+    assert [job(one.id).status for one in added] == ["completed"] * 4
+    assert options == [True] * 4
+    assert statements.count("SELECT 'of the handler'") == 4
