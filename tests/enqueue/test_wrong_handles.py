@@ -1,0 +1,162 @@
+"""What is no handle is refused by a sentence that names the right form, and not by a driver's error."""
+
+import asyncio
+import re
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_session, async_sessionmaker
+from sqlalchemy.ext.asyncio import create_async_engine as make_async_engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from sqlane_sa import AutocommitError, HandleError, Queue
+from tests.enqueue.business import NOTHING, Order, seen, sql_sent
+from tests.support import with_driver
+
+
+@pytest.fixture(autouse=True)
+def name(queue: Queue) -> None:
+    queue.define("n")
+
+
+@pytest.fixture
+def async_engine(database_url: str) -> AsyncEngine:
+    return make_async_engine(with_driver(database_url, "asyncpg"), poolclass=sa.NullPool)
+
+
+def test_an_async_handle_is_not_for_enqueue(queue: Queue, async_engine: AsyncEngine) -> None:
+    session = AsyncSession(async_engine)
+    for on in (session, async_engine.connect(), async_scoped_session(async_sessionmaker(async_engine), lambda: 1)):
+        for enqueue, right in (
+            (lambda on: queue.enqueue(on, "n"), "await queue.aenqueue("),
+            (lambda on: queue.enqueue_many(on, [queue.new("n")]), "await queue.aenqueue_many("),
+        ):
+            with pytest.raises(HandleError, match=re.escape(right)) as caught:
+                enqueue(on)
+            assert isinstance(caught.value, TypeError)
+            assert type(on).__name__ in str(caught.value)
+
+
+def test_the_sync_session_of_an_async_one(queue: Queue, async_engine: AsyncEngine) -> None:
+    """G81: neither MissingGreenlet nor a connection that is never given back."""
+    with pytest.raises(HandleError, match=r"await async_session\.run_sync"):
+        queue.enqueue(AsyncSession(async_engine).sync_session, "n")
+
+
+def test_the_sync_connection_of_an_async_one(queue: Queue, async_engine: AsyncEngine) -> None:
+    async def work() -> None:
+        async with async_engine.connect() as conn:
+            with pytest.raises(HandleError, match=r"await queue\.aenqueue\(async_session"):
+                queue.enqueue(conn.sync_connection, "n")
+
+    asyncio.run(work())
+
+
+def test_a_sync_handle_is_not_for_aenqueue(queue: Queue, engine: sa.Engine) -> None:
+    async def work() -> None:
+        with Session(engine) as session, engine.connect() as conn:
+            for on in (session, conn, engine, None):
+                with pytest.raises(HandleError, match=r"queue\.enqueue\(\) without await") as caught:
+                    await queue.aenqueue(on, "n")
+                assert type(on).__name__ in str(caught.value)
+                with pytest.raises(HandleError, match=r"queue\.enqueue_many\(\) without await"):
+                    await queue.aenqueue_many(on, [])
+
+    asyncio.run(work())
+
+
+def test_an_async_engine_has_no_transaction(queue: Queue, async_engine: AsyncEngine) -> None:
+    async def work() -> None:
+        with pytest.raises(HandleError, match=r"AsyncSession or AsyncConnection.*AsyncEngine"):
+            await queue.aenqueue(async_engine, "n")
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("kind", ["engine", "sessionmaker", "Session", "url", "None", "cursor"])
+def test_other_objects(queue: Queue, engine: sa.Engine, kind: str) -> None:
+    objects: dict[str, Any] = {
+        "engine": engine,
+        "sessionmaker": sessionmaker(engine),
+        "Session": Session,
+        "url": "postgresql://",
+        "None": None,
+        "cursor": object(),
+    }
+    with pytest.raises(HandleError, match="a Session, scoped_session or Connection") as caught:
+        queue.enqueue(objects[kind], "n")
+    assert ("engine.begin()" in str(caught.value)) is (kind == "engine")
+
+
+def test_a_session_without_an_engine_says_so_itself(queue: Queue) -> None:
+    with pytest.raises(sa.exc.UnboundExecutionError), Session() as session:
+        queue.enqueue(session, "n")
+
+
+def test_a_session_chooses_among_its_engines(queue: Queue, engine: sa.Engine) -> None:
+    """By the queue's tables, as it would for a mapped class."""
+    other = sa.create_engine("sqlite://")
+    with Session(binds={Order: other, queue.tables.jobs: engine}) as session:
+        queue.enqueue(session, "n")
+        session.commit()
+    assert seen(engine) == (0, 1, 1, 0)
+    other.dispose()
+
+
+AUTOCOMMIT = {"isolation_level": "AUTOCOMMIT"}
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "pg8000"])
+@pytest.mark.parametrize("set_on", ["engine", "session", "driver"])
+def test_autocommit_is_refused(database_url: str, engine: sa.Engine, queue: Queue, driver: str, set_on: str) -> None:
+    """G80: a rollback could not take the job back."""
+    own = sa.create_engine(with_driver(database_url, driver), **(AUTOCOMMIT if set_on == "engine" else {}))
+    if set_on == "driver":
+        sa.event.listen(own, "connect", lambda connection, record: setattr(connection, "autocommit", True))
+    with Session(own) as session:
+        conn = session.connection(execution_options=AUTOCOMMIT if set_on == "session" else None)
+        with sql_sent(own) as sent:
+            for on in (session, conn):
+                with pytest.raises(AutocommitError, match=r"AUTOCOMMIT.*READ COMMITTED"):
+                    queue.enqueue(on, "n")
+                with pytest.raises(AutocommitError):
+                    queue.enqueue_many(on, [queue.new("n")] * 2)
+        assert sent == []
+        session.rollback()
+    own.dispose()
+    assert seen(engine) == NOTHING
+
+
+def test_autocommit_is_refused_on_asyncpg(async_engine: AsyncEngine, engine: sa.Engine, queue: Queue) -> None:
+    async def work() -> None:
+        async with AsyncSession(async_engine.execution_options(**AUTOCOMMIT)) as session:
+            with pytest.raises(AutocommitError):
+                await queue.aenqueue(session, "n")
+        async with async_engine.connect() as conn:
+            await conn.execution_options(**AUTOCOMMIT)
+            with pytest.raises(AutocommitError):
+                await queue.aenqueue_many(conn, [queue.new("n")])
+
+    asyncio.run(work())
+    assert seen(engine) == NOTHING
+
+
+def test_the_connection_serves_again_in_another_level(engine: sa.Engine, queue: Queue) -> None:
+    with engine.connect().execution_options(**AUTOCOMMIT) as conn:
+        with pytest.raises(AutocommitError):
+            queue.enqueue(conn, "n")
+        conn.rollback()
+        conn.execution_options(isolation_level="READ COMMITTED")
+        queue.enqueue(conn, "n")
+        conn.commit()
+    assert seen(engine) == (0, 1, 1, 0)
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+def test_every_other_level_serves(engine: sa.Engine, queue: Queue, level: str) -> None:
+    with engine.execution_options(isolation_level=level).begin() as conn:
+        queue.enqueue(conn, "n")
+        assert queue.enqueue(conn, "n", id="a").created
+        assert not queue.enqueue(conn, "n", id="a").created
+    assert seen(engine) == (0, 2, 2, 0)
