@@ -16,10 +16,10 @@ from sqlane_sa import migrations
 from sqlane_sa.queue import Queue
 from sqlane_sa.schema import Tables
 from sqlane_sa.values.errors import AutocommitError, SchemaAheadError
-from tests.support import wait_for_lock_wait, with_driver
+from tests.support import PARAMETER_LIKE, wait_for_lock_wait, with_driver
 
 HEAD = migrations.head()
-ODD = Tables('x"y %s :p %(a)s 🚂', 'S "q" %s :p %(a)s')
+ODD = Tables(f'x"y %s :p {PARAMETER_LIKE} 🚂', f'S "q" %s :p {PARAMETER_LIKE}')
 # SQLAlchemy 2.0 takes "%(a)s" in a name for a bind, with drivers whose binds have no names.
 ODD_FOR_ALL_DRIVERS = Tables('x"y %s :p 🚂', 'S "q" %s :p')
 Take = Callable[[sa.Engine], set[tuple[str, str, str, str | None]]]

@@ -10,6 +10,7 @@ from alembic.migration import MigrationContext
 
 from sqlane_sa import migrations
 from sqlane_sa.schema import Tables
+from tests.support import PARAMETER_LIKE
 
 NAMES = [
     ("sqlane_", None),
@@ -20,7 +21,7 @@ NAMES = [
     ('x"y', 'x"y'),
     ("%s", "%s"),
     (":p", ":p"),
-    ("%(a)s", "%(a)s"),
+    (PARAMETER_LIKE, PARAMETER_LIKE),
     ("🚂", "🚂"),
     ("\\'", "\\'"),
 ]

@@ -5,6 +5,7 @@ import sqlalchemy as sa
 
 from sqlane_sa import Queue, migrations, store
 from tests.store.steps import add, candidates, claim
+from tests.support import PARAMETER_LIKE
 
 ODD = [
     "Jobs_",
@@ -15,7 +16,7 @@ ODD = [
     "x;drop",
     "it's",
     "%s",
-    "%(a)s",
+    PARAMETER_LIKE,
     "%%",
     ":p",
     "a::b",
@@ -67,7 +68,7 @@ def go_round(conn: sa.Connection, queue: Queue) -> None:
 
 
 def test_with_every_style_of_parameters(any_conn: sa.Connection) -> None:
-    queue = Queue("%s:p{0}%(a)s", 'x"y:z%')
+    queue = Queue("%s:p{0}" + PARAMETER_LIKE, 'x"y:z%')
     any_conn.execute(sa.schema.CreateSchema('x"y:z%'))
     queue.metadata.create_all(any_conn)
     go_round(any_conn, queue)

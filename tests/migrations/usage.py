@@ -1,0 +1,106 @@
+"""What every queue has to be able to do, whatever its name, its schema, its revision and the role that uses it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from sqlane_sa import Queue, Worker, store
+from sqlane_sa.store.candidates import WALKED
+from sqlane_sa.store.claim import PUT_BACK
+from sqlane_sa.values.ids import new_id
+from sqlane_sa.values.job import ClaimedJob
+
+LEASE = 60.0
+
+
+def use(engine: sa.Engine, queue: Queue) -> None:
+    """Enqueue, work and count, as an application does."""
+    done: list[object] = []
+    if "greet" not in queue.definitions:
+        queue.job("greet", mutex_keys=lambda name: [name])(lambda name: done.append(name))
+    with engine.begin() as conn:
+        jobs = queue.enqueue_many(conn, [queue.new("greet", name) for name in ("Ada", "Ada", "Bob")])
+        assert queue.stats(conn)["greet"].pending == 3
+    Worker(engine, queue, poll_interval=0.05).run_until_idle()
+    with engine.connect() as conn:
+        assert [job.status for one in jobs if (job := queue.get(conn, one.id))] == ["completed"] * 3
+        assert queue.stats(conn) == {}
+
+
+def insert(conn: sa.Connection, queue: Queue, name: str = "n", **options: Any) -> str:
+    """One job named "n", which is dropped when it fails, or "kept"; its id."""
+    if "n" not in queue.definitions:
+        queue.define("n", failure_job="kept", failed_retention=0)
+        queue.define("kept")
+    job = queue.new(name, {"any": "payload"}, **options)
+    return store.insert_jobs(conn, queue.tables, jobs=[job])[0].id
+
+
+def work(conn: sa.Connection, queue: Queue) -> None:
+    """Everything that a worker does, once: with `insert` and `look`, every statement of the store."""
+    tables = queue.tables
+    store.fall_asleep(conn, tables, worker_id="w", duration=LEASE)
+    store.awake(conn, tables, worker_id="w")
+    insert(conn, queue)
+    insert(conn, queue, "kept")
+    [job] = store.claim_plain(conn, tables, lanes=[("n", 0, 1)], lock_token=new_id(), locked_by="w", lease=LEASE)
+    store.mark_timed_out(conn, tables, jobs=[job])
+    store.retry(conn, tables, job=job, delay=0)
+    insert(conn, queue, id="known", delay=LEASE, mutex_keys=["k"])
+    store.make_due(conn, tables, names=["n"])
+    assert {name for name, _ in store.probe(conn, tables)} == {"n", "kept"}
+    for end in (_release, _lose, _end):
+        end(conn, queue, _claim(conn, queue))
+        store.wake(conn, tables)
+    _sweep(conn, queue)
+    # What only a race and a long line bring about.
+    conn.execute(PUT_BACK.on(tables), {"ids": ["known"], "lock_token": "none"})
+    conn.execute(WALKED.on(tables), {"names": ["n"], "after_key": "", "heads": 9})
+
+
+def look(conn: sa.Connection, queue: Queue, id: str = "none") -> None:
+    """What somebody who may only read does."""
+    store.get(conn, queue.tables, id=id)
+    store.stats(conn, queue.tables)
+
+
+def _claim(conn: sa.Connection, queue: Queue) -> list[ClaimedJob]:
+    ids = store.find_candidates(conn, queue.tables, limits_by_name={"n": 9, "kept": 9})
+    claimed = store.claim(conn, queue.tables, candidate_ids=ids, lock_token=new_id(), locked_by="w", lease=LEASE)
+    assert {job.id for job in claimed} > {"known"}
+    store.read_payloads(conn, queue.tables, ids=ids)
+    assert store.renew_leases(conn, queue.tables, jobs=claimed, lease=LEASE)
+    assert store.find_held(conn, queue.tables, jobs=claimed)
+    return claimed
+
+
+def _release(conn: sa.Connection, queue: Queue, jobs: list[ClaimedJob]) -> None:
+    for job in jobs:
+        assert store.release(conn, queue.tables, job=job, delay=0)
+
+
+def _lose(conn: sa.Connection, queue: Queue, jobs: list[ClaimedJob]) -> None:
+    store.renew_leases(conn, queue.tables, jobs=jobs, lease=0)
+    for id in store.find_stale(conn, queue.tables, limit=9):
+        assert store.recover_stale(conn, queue.tables, id=id, lease=LEASE, stall_delay=0).status == "pending"
+    assert store.next_linger_end(conn, queue.tables)
+    conn.execute(sa.update(queue.tables.mutexes).values(held_until=sa.func.statement_timestamp()))
+
+
+def _end(conn: sa.Connection, queue: Queue, jobs: list[ClaimedJob]) -> None:
+    """All fail but the one with a key; the failure jobs come."""
+    for job in jobs:
+        if job.id != "known":
+            result = store.fail(conn, queue.tables, job=job, error=None, build_failure_job=queue.build_failure_job)
+            assert result.changed and bool(result.failure_job_id) == (job.name == "n"), result
+    assert store.complete(conn, queue.tables, jobs=[job for job in jobs if job.id == "known"])
+
+
+def _sweep(conn: sa.Connection, queue: Queue) -> None:
+    tables = queue.tables
+    store.sweep_mutexes(conn, tables, limit=9)
+    store.sweep_waits(conn, tables, limit=9)
+    store.sweep_sleepers(conn, tables)
+    store.delete_expired(conn, tables, limit=9)
