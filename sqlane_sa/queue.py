@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, MetaData
@@ -14,7 +14,13 @@ from sqlane_sa.handles import connection_of, run_on
 from sqlane_sa.schema import Tables
 from sqlane_sa.values.definition import Definition
 from sqlane_sa.values.duration import seconds, to_ms
-from sqlane_sa.values.errors import DefinitionError, DuplicateDefinitionError, InvalidJobError, UnknownNameError
+from sqlane_sa.values.errors import (
+    DefinitionError,
+    DuplicateDefinitionError,
+    InvalidJobError,
+    UnknownNameError,
+    shown,
+)
 from sqlane_sa.values.job import Enqueued, FailedJob, Job, NameStats, NewJob
 from sqlane_sa.values.payload import encode
 from sqlane_sa.values.text import ID_CHARS, check_keys, check_text
@@ -23,6 +29,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 SECONDS = float | timedelta
+
+_FIRST, _END = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
+"""Of `run_at`. Outside of them no driver is sure to read a time back in every time zone, and no worker the job."""
 
 
 class Queue:
@@ -56,7 +65,9 @@ class Queue:
             raise DefinitionError("queue.job is called: write @queue.job()", option="name", value=name)
 
         def decorate(handler: Callable[P, R]) -> JobHandle[P, R]:
-            definition = Definition(name=handler.__name__ if name is None else name, handler=handler, **options)
+            if handler is None:  # what a decorator below this one returned
+                raise DefinitionError("handler=None cannot be called; without one use queue.define", option="handler")
+            definition = Definition(name=_name_of(handler) if name is None else name, handler=handler, **options)
             return JobHandle(self, self._register(definition), handler)
 
         return decorate
@@ -198,7 +209,8 @@ class JobHandle(Generic[P, R]):
         self.name = definition.name
         self._handler = handler
         if handler is not None:
-            functools.update_wrapper(self, handler)
+            # Without the handler's own attributes: those of an object with a `__call__` may be a `name` or a `queue`.
+            functools.update_wrapper(self, handler, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if self._handler is None:
@@ -225,6 +237,16 @@ class JobHandle(Generic[P, R]):
         return await self.queue.aenqueue(on, self.name, payload, **options)
 
 
+def _name_of(handler: object) -> str:
+    try:
+        return handler.__name__  # type: ignore[attr-defined, no-any-return]
+    except AttributeError:
+        message = (
+            f'{shown(handler)} has no __name__ to take; give the job a name, for example @queue.job("mail.welcome")'
+        )
+        raise DefinitionError(message, option="name", value=handler) from None
+
+
 def _run_at(run_at: object, delay: object) -> datetime | None:
     if run_at is None:
         return None
@@ -235,6 +257,12 @@ def _run_at(run_at: object, delay: object) -> datetime | None:
     if run_at.utcoffset() is None:
         raise InvalidJobError(
             f"{run_at!r} is naive: it names no instant; give an aware datetime, for example datetime.now(UTC)",
+            place="run_at",
+            value=run_at,
+        )
+    if not _FIRST <= run_at < _END:
+        raise InvalidJobError(
+            f"{run_at!r} is not in the years 1970 to 9998 of UTC; for a job that is due now leave it out",
             place="run_at",
             value=run_at,
         )

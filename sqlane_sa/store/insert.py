@@ -95,10 +95,14 @@ def insert_jobs(conn: Connection, /, tables: Tables, *, jobs: Iterable[NewJob]) 
     Returns one `Enqueued(id, created)` per job in input order; `created` is False where a job with the given id
     already existed (it is left as it is). Jobs without an id get monotonic ULIDs in input order.
     """
-    result: list[Enqueued] = []
-    for chunk in _chunks(jobs):
-        result += _insert_chunk(conn, tables, chunk)
-    return result
+    given = list(jobs)
+    # Known ids in one order, so that two batches of the same ids wait for each other and do not deadlock.
+    order = sorted(range(len(given)), key=lambda index: given[index].id or "")
+    inserted: list[Enqueued] = []
+    for chunk in _chunks(given[index] for index in order):
+        inserted += _insert_chunk(conn, tables, chunk)
+    results = dict(zip(order, inserted, strict=True))
+    return [results[index] for index in range(len(given))]
 
 
 def _insert_chunk(conn: Connection, tables: Tables, jobs: Sequence[NewJob]) -> list[Enqueued]:
