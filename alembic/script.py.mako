@@ -27,4 +27,5 @@ def upgrade() -> None:
 def downgrade() -> None:
     op, at = operations(), target()
     ${downgrades if downgrades else "pass"}
-    record(down_revision)
+    # Not by its name above: in a copy of this file, an application sets it to a revision of its own.
+    record(${repr(down_revision)})

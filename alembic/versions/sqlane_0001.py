@@ -48,7 +48,7 @@ def downgrade() -> None:
     op, at = operations(), target()
     for name in ("sleepers", "waits", "mutexes", "payloads", "jobs"):
         op.drop_table(at.prefix + name, schema=at.schema)
-    record(down_revision)
+    record(None)
 
 
 def text() -> sa.Text:

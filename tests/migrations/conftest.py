@@ -38,7 +38,7 @@ def downgrade():
     op.drop_column(at.prefix + "sleepers", "extra", schema=at.schema)
     # With its index and constraint.
     op.drop_column(at.prefix + "jobs", "extra", schema=at.schema)
-    record(down_revision)
+    record("sqlane_0001")
 """
 
 ENVIRONMENT = """

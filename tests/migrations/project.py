@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from alembic.config import Config
 from alembic.util import CommandError
 
 from tests.support import with_driver
@@ -18,6 +19,8 @@ LISTED = re.findall(r"```(python|ini|toml)\n(.*?)```", DOCS.read_text(), re.S)
 [INI] = [block for kind, block in LISTED if kind == "ini"]
 [TOML] = [block for kind, block in LISTED if kind == "toml"]
 
+# Alembic 1.16 gave the separator another name, and reads pyproject.toml too.
+NEW_NAMES = hasattr(Config, "get_alembic_option")
 CONFIGURE = re.compile(r" *context\.configure\(\s*connection=connection,\s*target_metadata=target_metadata\s*\)\n")
 METADATA = """
 import sqlalchemy as sa
@@ -65,7 +68,8 @@ class Project:
             file = self.folder / "pyproject.toml"
             file.write_text(file.read_text().rstrip() + "\n" + TOML)
         else:
-            self.replace("alembic.ini", re.compile(r"^(version_)?path_separator = .*$", re.M), INI)
+            old_name = re.compile(r"^(version_)?path_separator = .*$", re.M)
+            self.replace("alembic.ini", old_name, INI if NEW_NAMES else INI.replace("path_sep", "version_path_sep"))
 
     def replace(self, name: str, old: re.Pattern[str], new: str) -> None:
         file = self.folder / name

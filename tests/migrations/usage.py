@@ -41,14 +41,14 @@ def insert(conn: sa.Connection, queue: Queue, name: str = "n", **options: Any) -
 def work(conn: sa.Connection, queue: Queue) -> None:
     """Everything that a worker does, once: with `insert` and `look`, every statement of the store."""
     tables = queue.tables
-    store.fall_asleep(conn, tables, worker_id="w", duration=LEASE)
+    fall_asleep(conn, queue)
     store.awake(conn, tables, worker_id="w")
     insert(conn, queue)
     insert(conn, queue, "kept")
     [job] = store.claim_plain(conn, tables, lanes=[("n", 0, 1)], lock_token=new_id(), locked_by="w", lease=LEASE)
     store.mark_timed_out(conn, tables, jobs=[job])
     store.retry(conn, tables, job=job, delay=0)
-    insert(conn, queue, id="known", delay=LEASE, mutex_keys=["k"])
+    insert(conn, queue, id=new_id(), delay=LEASE, mutex_keys=["k"])
     store.make_due(conn, tables, names=["n"])
     assert {name for name, _ in store.probe(conn, tables)} == {"n", "kept"}
     for end in (_release, _lose, _end):
@@ -56,8 +56,12 @@ def work(conn: sa.Connection, queue: Queue) -> None:
         store.wake(conn, tables)
     _sweep(conn, queue)
     # What only a race and a long line bring about.
-    conn.execute(PUT_BACK.on(tables), {"ids": ["known"], "lock_token": "none"})
+    conn.execute(PUT_BACK.on(tables), {"ids": ["none"], "lock_token": "none"})
     conn.execute(WALKED.on(tables), {"names": ["n"], "after_key": "", "heads": 9})
+
+
+def fall_asleep(conn: sa.Connection, queue: Queue) -> None:
+    store.fall_asleep(conn, queue.tables, worker_id="w", duration=LEASE)
 
 
 def look(conn: sa.Connection, queue: Queue, id: str = "none") -> None:
@@ -69,7 +73,7 @@ def look(conn: sa.Connection, queue: Queue, id: str = "none") -> None:
 def _claim(conn: sa.Connection, queue: Queue) -> list[ClaimedJob]:
     ids = store.find_candidates(conn, queue.tables, limits_by_name={"n": 9, "kept": 9})
     claimed = store.claim(conn, queue.tables, candidate_ids=ids, lock_token=new_id(), locked_by="w", lease=LEASE)
-    assert {job.id for job in claimed} > {"known"}
+    assert {bool(job.mutex_keys) for job in claimed} == {True, False}
     store.read_payloads(conn, queue.tables, ids=ids)
     assert store.renew_leases(conn, queue.tables, jobs=claimed, lease=LEASE)
     assert store.find_held(conn, queue.tables, jobs=claimed)
@@ -90,12 +94,12 @@ def _lose(conn: sa.Connection, queue: Queue, jobs: list[ClaimedJob]) -> None:
 
 
 def _end(conn: sa.Connection, queue: Queue, jobs: list[ClaimedJob]) -> None:
-    """All fail but the one with a key; the failure jobs come."""
+    """All fail but those with keys; the failure jobs come."""
     for job in jobs:
-        if job.id != "known":
+        if not job.mutex_keys:
             result = store.fail(conn, queue.tables, job=job, error=None, build_failure_job=queue.build_failure_job)
             assert result.changed and bool(result.failure_job_id) == (job.name == "n"), result
-    assert store.complete(conn, queue.tables, jobs=[job for job in jobs if job.id == "known"])
+    assert store.complete(conn, queue.tables, jobs=[job for job in jobs if job.mutex_keys])
 
 
 def _sweep(conn: sa.Connection, queue: Queue) -> None:
