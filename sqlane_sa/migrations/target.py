@@ -58,7 +58,18 @@ def target() -> Target:
 def operations() -> Operations:
     """The Alembic operations of the revision that runs: to be used in place of `alembic.op`."""
     current = _running.get()
-    return current[1] if current is not None else Operations(op.get_context())
+    return current[1] if current is not None else _operations_of_alembic()
+
+
+def _operations_of_alembic() -> Operations:
+    context = op.get_context()
+    # The queue's own statements know no such map, and would look for the tables elsewhere.
+    if context.connection is not None and context.connection.get_execution_options().get("schema_translate_map"):
+        raise HandleError(
+            "the packaged revisions themselves run under a schema_translate_map, which does not move a queue; take it "
+            "off the connection in env.py, or call migrations.upgrade() in a revision of your own"
+        )
+    return Operations(context)
 
 
 def target_of(queue: object) -> Target:

@@ -1,5 +1,6 @@
 """Empty databases, a second packaged revision, and an application's own Alembic chain."""
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from io import StringIO
@@ -157,6 +158,14 @@ class Application:
     ) -> None:
         source = REVISION.format(revision=revision, down_revision=down_revision, upgrade=upgrade, downgrade=downgrade)
         (self.folder / "versions" / f"{revision}.py").write_text(source)
+
+    def has_branch(self) -> None:
+        """The package's folder as one more version location."""
+        folders = os.pathsep.join([f"{self.folder}/versions", f"{chain.folder()}/versions"])
+        # The second name is that of Alembic before 1.16.
+        for name in ("path_separator", "version_path_separator"):
+            self.config.set_main_option(name, "os")
+        self.config.set_main_option("version_locations", folders)
 
     def upgrade(self, revision: str = "head", *, sql: bool = False) -> None:
         command.upgrade(self.config, revision, sql=sql)

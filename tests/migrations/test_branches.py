@@ -1,6 +1,5 @@
-"""The package's folder as a branch beside the application's chain, or its files in it: all that Alembic can do with them."""
+"""The package's folder as a branch beside the application's chain, or its files in it, and what Alembic does there."""
 
-import os
 import shutil
 from typing import TYPE_CHECKING
 
@@ -23,11 +22,7 @@ def branched(application: "Application") -> "Application":
     """With the chain u1-u2-u3, and the package's folder as one more version location."""
     for revision, down_revision in (("u1", None), ("u2", "u1"), ("u3", "u2")):
         application.revision(revision, down_revision)
-    folders = os.pathsep.join([f"{application.folder}/versions", f"{chain.folder()}/versions"])
-    # The second name is that of Alembic before 1.16.
-    for name in ("path_separator", "version_path_separator"):
-        application.config.set_main_option(name, "os")
-    application.config.set_main_option("version_locations", folders)
+    application.has_branch()
     return application
 
 

@@ -1,6 +1,5 @@
 """upgrade() and downgrade() in an application's own Alembic chain, and the packaged versions folder beside its own."""
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -197,8 +196,8 @@ def test_the_versions_folder_as_a_branch(
     attributes: dict[str, Any],
 ) -> None:
     application.revision("a1", None)
-    folders = os.pathsep.join([f"{application.folder}/versions", f"{migrations.folder()}/versions"])
-    for name, value in {**options, "version_locations": folders, **PATH_SEPARATOR}.items():
+    application.has_branch()
+    for name, value in options.items():
         application.config.set_main_option(name, value)
     application.config.attributes.update(attributes)
     with empty.begin() as conn:
@@ -208,10 +207,6 @@ def test_the_versions_folder_as_a_branch(
     assert queue.tables.jobs.name in sa.inspect(empty).get_table_names(schema=queue.tables.schema)
     application.downgrade("sqlane@base")
     assert queue_only(snapshot(empty)) == set()
-
-
-# The second name is that of Alembic before 1.16.
-PATH_SEPARATOR = {"path_separator": "os", "version_path_separator": "os"}
 
 
 def test_an_application_that_applies_while_its_own_revision_runs(empty: sa.Engine, application: "Application") -> None:
