@@ -1,0 +1,198 @@
+"""docs/roles.md: each role does its work with the rights listed there, and not without any of them."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import sqlalchemy as sa
+from click.testing import CliRunner
+from sqlalchemy.exc import ProgrammingError
+
+from sqlane_sa import Queue, Worker, migrations
+from sqlane_sa.cli import main
+from tests.migrations import usage
+from tests.support import wait_until
+
+PAGE = (Path(__file__).parents[2] / "docs" / "roles.md").read_text()
+SECTIONS = {part.splitlines()[0]: part for part in PAGE.split("\n## ")[1:]}
+BLOCKS = {name: re.findall(r"```sql\n(.*?)```", part, re.S) for name, part in SECTIONS.items()}
+GRANT = re.compile(r"GRANT (.+) ON (.+) TO (\w+);\n")
+
+
+class Right(NamedTuple):
+    privilege: str
+    table: str
+
+
+def rights(block: str) -> list[Right]:
+    """One for each privilege and table that a block of the page names."""
+    found = GRANT.findall(block)
+    assert "".join(f"GRANT {a} ON {b} TO {c};\n" for a, b, c in found) == block
+    return [
+        Right(privilege, table)
+        for privileges, tables, _ in found
+        for privilege in privileges.split(", ")
+        for table in tables.split(", ")
+    ]
+
+
+APP, APP_WITH_IDS = BLOCKS["app"]
+[WORKER] = BLOCKS["worker"]
+[READONLY] = BLOCKS["readonly"]
+
+
+class Team:
+    """A queue that an owner without other rights has migrated, in a schema of the owner's, and roles for it."""
+
+    def __init__(self, engine: sa.Engine, new_role: Callable[[], str], revision: str = "head") -> None:
+        self.engine = engine
+        self.new_role = new_role
+        self.queue = Queue(schema="queues")
+        self.owner = new_role()
+        database = engine.url.database
+        with engine.begin() as conn:
+            conn.exec_driver_sql("REVOKE ALL ON SCHEMA public FROM PUBLIC")
+            conn.exec_driver_sql(f"GRANT CREATE ON DATABASE {database} TO {self.owner}")
+        migrations.apply(self.login(self.owner), self.queue, revision)
+
+    def login(self, role: str) -> sa.Engine:
+        return sa.create_engine(self.engine.url.set(username=role, password="sqlane"), poolclass=sa.NullPool)
+
+    def role(self, *blocks: str) -> str:
+        """A new one that the owner has given what the blocks say."""
+        role = self.new_role()
+        with self.login(self.owner).begin() as conn:
+            conn.exec_driver_sql(f"GRANT USAGE ON SCHEMA queues TO {role}")
+            for block in blocks:
+                conn.exec_driver_sql(re.sub(r"TO \w+;", f"TO {role};", re.sub(r"\bsqlane_", "queues.sqlane_", block)))
+        return role
+
+    def engine_of(self, *blocks: str) -> sa.Engine:
+        return self.login(self.role(*blocks))
+
+
+@pytest.fixture
+def team(empty: sa.Engine, new_role: Callable[[], str]) -> Team:
+    return Team(empty, new_role)
+
+
+def enqueue(conn: sa.Connection, queue: Queue) -> None:
+    usage.insert(conn, queue)
+    usage.insert(conn, queue, mutex_keys=["k"])
+
+
+def enqueue_with_ids(conn: sa.Connection, queue: Queue) -> None:
+    enqueue(conn, queue)
+    for _ in range(2):
+        usage.insert(conn, queue, id="known")
+
+
+def start_and_work(conn: sa.Connection, queue: Queue) -> None:
+    migrations.check(conn, queue)
+    usage.work(conn, queue)
+
+
+def start_and_look(conn: sa.Connection, queue: Queue) -> None:
+    migrations.check(conn, queue)
+    usage.look(conn, queue)
+
+
+@pytest.mark.parametrize(
+    ("do", "blocks"),
+    [
+        (enqueue, [APP]),
+        (enqueue_with_ids, [APP, APP_WITH_IDS]),
+        (start_and_work, [WORKER]),
+        (start_and_look, [READONLY]),
+    ],
+)
+def test_every_right_that_is_listed_is_enough_and_needed(
+    team: Team, do: Callable[[sa.Connection, Queue], None], blocks: list[str]
+) -> None:
+    role = team.role(*blocks)
+    needed = []
+    with team.engine.connect() as conn:
+        for right in [None, *(right for block in blocks for right in rights(block))]:
+            # The owner's statements and the role's in one transaction that leaves nothing.
+            if right is not None:
+                conn.exec_driver_sql(f"REVOKE {right.privilege} ON queues.{right.table} FROM {role}")
+            conn.exec_driver_sql(f"SET LOCAL ROLE {role}")
+            try:
+                do(conn, team.queue)
+            except ProgrammingError as error:
+                assert right is not None, error
+                needed.append((right, f"permission denied for table {right.table}" in str(error)))
+            else:
+                needed.append((right, right is None))
+            conn.rollback()
+    assert [right for right, as_expected in needed if not as_expected] == []
+
+
+def test_the_app_may_only_enqueue(team: Team) -> None:
+    app = team.engine_of(APP)
+    with app.begin() as conn:
+        enqueue(conn, team.queue)
+    for refused in (start_and_look, enqueue_with_ids, start_and_work):
+        with pytest.raises(ProgrammingError, match="permission denied for table sqlane_"):
+            with app.begin() as conn:
+                refused(conn, team.queue)
+
+
+def test_a_worker_does_no_ddl(team: Team) -> None:
+    """Neither with the rights to nor without; the database would refuse every statement of that sort."""
+    with team.engine.begin() as conn:
+        conn.exec_driver_sql(
+            "CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE EXCEPTION 'no %%', tg_tag; END $$"
+        )
+        conn.exec_driver_sql("CREATE EVENT TRIGGER refuse ON ddl_command_start EXECUTE FUNCTION refuse()")
+    with pytest.raises(sa.exc.DBAPIError, match="no CREATE SCHEMA"):
+        migrations.apply(team.engine, Queue(schema="another"))
+    for engine in (team.login(team.owner), team.engine):
+        usage.use(engine, Queue(schema="queues"))
+    with team.engine.begin() as conn:
+        conn.exec_driver_sql("DROP EVENT TRIGGER refuse")
+
+
+def test_a_worker_works_with_its_rights(team: Team) -> None:
+    usage.use(team.engine_of(WORKER), Queue(schema="queues"))
+
+
+def test_a_worker_says_which_right_it_lacks(team: Team, caplog: pytest.LogCaptureFixture) -> None:
+    queue = Queue(schema="queues")
+    queue.job("n")(print)
+    with pytest.raises(ProgrammingError, match="permission denied for table sqlane_version"):
+        Worker(team.engine_of(APP), queue).start()
+    less = re.sub("DELETE ON sqlane_jobs, ", "DELETE ON ", WORKER)
+    assert less != WORKER
+    with Worker(team.engine_of(less), queue, poll_interval=0.05):
+        wait_until(lambda: "permission denied for table sqlane_jobs; trying again until it works" in caplog.text)
+
+
+def test_the_commands_say_which_right_they_lack(team: Team) -> None:
+    def run(engine: sa.Engine, *command: str) -> str:
+        url = engine.url.render_as_string(hide_password=False)
+        result = CliRunner().invoke(main, [*command, "--schema", "queues", "--url", url])
+        return f"{result.exit_code} {result.output}"
+
+    readonly, app = team.engine_of(READONLY), team.engine_of(APP)
+    assert run(readonly, "stats") == "0 the queue is empty: nothing waits, runs or has failed\n"
+    assert run(readonly, "migrate", "check").startswith("0 ")
+    for command in (("stats",), ("migrate", "check"), ("migrate",)):
+        assert re.fullmatch(
+            r"1 sqlane: \S+ ?\S*: permission denied for table sqlane_version; "
+            r"grant the right to this user, or use another one\n",
+            run(app, *command),
+        ), command
+
+
+@pytest.mark.usefixtures("two_revisions")
+def test_an_upgrade_keeps_the_rights(empty: sa.Engine, new_role: Callable[[], str]) -> None:
+    team = Team(empty, new_role, "0001")
+    role = team.role(WORKER)
+    migrations.apply(team.login(team.owner), team.queue)
+    with empty.begin() as conn:
+        conn.exec_driver_sql(f"SET LOCAL ROLE {role}")
+        usage.work(conn, team.queue)
