@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from sqlane_sa.cli.problems import Problem
 from sqlane_sa.cli.url import database_url, shown
+from sqlane_sa.sqlstate import sqlstate
 
 LIBPQ_DRIVERS = ("psycopg", "psycopg2")
 # By itself libpq notices after minutes that a host does not answer.
@@ -22,6 +24,8 @@ LIBPQ_SETTINGS: dict[str, str | int] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,
 }
+LIBPQ_WORDS = re.compile(r"^connection (failed|is bad): |FATAL:  ")
+LIBPQ_PLACE = re.compile(r"^connection to server .*? failed: ")
 MISSING = {
     "psycopg": "pip install 'psycopg[binary]'",
     "psycopg2": "pip install psycopg2-binary",
@@ -77,14 +81,20 @@ def _try_to_connect(engine: Engine) -> None:
     try:
         engine.connect().close()
     except DBAPIError as error:
-        reason = _reason(error)
+        reason = _reason(error, engine.url)
         raise Problem(f"cannot connect to {shown(engine.url)}: {reason}; {_next_step(reason)}") from error
     except UnicodeError as error:
         raise Problem(f"cannot connect: {shown(engine.url)} names no host that can be; correct the URL") from error
+    except (TypeError, AttributeError) as error:
+        # pg8000 trips over what it was not given, and looks for it nowhere else.
+        missing = "password" if engine.url.username else "user"
+        if engine.driver != "pg8000" or engine.url.password is not None:
+            raise
+        raise Problem(f"cannot connect to {shown(engine.url)}: pg8000 needs a {missing}; add it to the URL") from error
 
 
 def _next_step(reason: str) -> str:
-    if "password" in reason or "authentication" in reason:
+    if "password" in reason or "authentication" in reason or "role" in reason:
         return "correct the user and password in the URL, or give the password in PGPASSWORD or ~/.pgpass"
     if "database" in reason and "does not exist" in reason:
         return "create the database, or correct the URL"
@@ -92,24 +102,26 @@ def _next_step(reason: str) -> str:
 
 
 def _refused(error: DBAPIError, url: URL) -> str:
-    reason = _reason(error)
+    reason = _reason(error, url)
     if error.connection_invalidated:
         return f"the connection to {shown(url)} was lost: {reason}; run the command again"
-    if _sqlstate(error) == "42501":
+    if sqlstate(error) == "42501":
         return f"{shown(url)}: {reason}; grant the right to this user, or use another one"
     return f"{shown(url)} refused: {reason}"
 
 
-def _reason(error: DBAPIError) -> str:
+def _reason(error: DBAPIError, url: URL) -> str:
     """The last attempt of a driver that tried several addresses; its first line, for hints and contexts follow."""
-    text = str(error.orig).strip().partition("Multiple connection attempts failed")[0] or str(error.orig)
-    reason = text.strip().splitlines()[0] if text.strip() else type(error.orig).__name__
-    return reason.removeprefix("connection failed: ").rstrip(".")
+    said = error.orig.args[0] if error.orig is not None and error.orig.args else ""
+    # pg8000 passes the server's answer on as a dict.
+    whole = str(said.get("M", said) if isinstance(said, dict) else error.orig).strip()
+    text = whole.partition("Multiple connection attempts failed")[0].strip() or whole
+    reason = text.splitlines()[0] if text else type(error.orig).__name__
+    reason = LIBPQ_WORDS.sub("", reason)
+    # `shown` says the place; but not which of several, or which one the environment names.
+    one_place = url.host or len(url.normalized_query.get("host", ())) == 1
+    return (LIBPQ_PLACE.sub("", reason) if one_place else reason).rstrip(".")
 
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
-
-
-def _sqlstate(error: DBAPIError) -> str | None:
-    return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)

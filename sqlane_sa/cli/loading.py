@@ -58,7 +58,7 @@ def _imported(name: str) -> ModuleType:
                 f"there is no module {error.name!r} in {os.getcwd()} or the installed packages; "
                 "run the command in the folder that holds it"
             ) from error
-        last_line = traceback.format_exception_only(error)[-1].strip()
+        last_line = " ".join(traceback.format_exception_only(error)[-1].split())
         raise Problem(
             f"importing {name} failed at {_place(error)}: {last_line} ({VARIABLE}=1 shows the whole traceback)"
         ) from error

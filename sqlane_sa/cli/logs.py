@@ -15,3 +15,5 @@ def configure(level: str) -> None:
     if all(isinstance(handler, logging.NullHandler) for handler in handlers):
         # force: a NullHandler on the root logger would otherwise keep basicConfig from doing anything.
         logging.basicConfig(level=level.upper(), format=FORMAT, force=True)
+        # Eight lines about its own start, before the first of ours.
+        logging.getLogger("alembic.runtime.plugins").setLevel(logging.WARNING)

@@ -26,7 +26,7 @@ def from_option(default: str) -> Callable[[Command], Command]:
     return click.option("--from", "start", metavar="REVISION", help=help)
 
 
-@click.group(invoke_without_command=True)
+@click.group(invoke_without_command=True, short_help="Create or update the tables of a queue.")
 @place_options
 @click.pass_context
 def migrate(ctx: click.Context, /, **place: str | None) -> None:
@@ -38,7 +38,7 @@ def migrate(ctx: click.Context, /, **place: str | None) -> None:
         _upgrade(Place(**place), "head")
 
 
-@migrate.command()
+@migrate.command(short_help="Bring the tables up to a revision.")
 @click.argument("revision", default="head", metavar="[REVISION]")
 @sql_option
 @from_option("base")
@@ -57,7 +57,7 @@ def upgrade(ctx: click.Context, /, revision: str, sql: bool, start: str | None, 
         _upgrade(at, revision)
 
 
-@migrate.command()
+@migrate.command(short_help="Take the tables back to a revision.")
 @click.argument("revision")
 @sql_option
 @from_option("head")
@@ -75,7 +75,7 @@ def downgrade(ctx: click.Context, /, revision: str, sql: bool, start: str | None
         _downgrade(at, revision)
 
 
-@migrate.command()
+@migrate.command(short_help="Print the revision of the tables.")
 @place_options
 @click.pass_context
 def current(ctx: click.Context, /, **place: str | None) -> None:
@@ -90,7 +90,7 @@ def current(ctx: click.Context, /, **place: str | None) -> None:
     click.echo(f"{found or 'base'}{' (head)' if found == migrations.head() else ''}")
 
 
-@migrate.command()
+@migrate.command(short_help="Exit 1 unless the tables are up to date.")
 @place_options
 @click.pass_context
 def check(ctx: click.Context, /, **place: str | None) -> None:

@@ -17,7 +17,7 @@ HEADINGS = ("name", "pending", "due", "running", "stuck", "failed", "oldest due"
 UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 
-@click.command()
+@click.command(short_help="Show what waits, runs and has failed, per name.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON list; the age of the oldest due job is in ms.")
 @place_options
 def stats(as_json: bool, **place: str | None) -> None:

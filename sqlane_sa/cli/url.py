@@ -26,9 +26,12 @@ def shown(url: URL) -> str:
     """Whose database and where, for messages."""
     user = f"{url.username}@" if url.username else ""
     # As in a query of libpq: several hosts, or the folder of a socket.
-    host = url.host or ",".join(url.normalized_query.get("host", ())) or "the local server"
-    port = f":{url.port}" if url.port else ""
-    return f"{user}{host}{port}" + (f"/{url.database}" if url.database else "")
+    host = url.host or ",".join(url.normalized_query.get("host", ()))
+    if host and not host.startswith(("/", "@")):
+        port = f":{url.port}" if url.port else ""
+        return f"{user}{host}{port}" + (f"/{url.database}" if url.database else "")
+    database = f"the database {url.database} on " if url.database else ""
+    return database + (f"the server with its socket in {host}" if host else "the default server")
 
 
 def _parsed(text: str) -> URL:

@@ -16,20 +16,27 @@ if TYPE_CHECKING:
 SECONDS: dict[str, Any] = {"type": float, "metavar": "SECONDS", "show_default": True}
 
 
-@click.command()
+@click.command(short_help="Run the jobs of a queue.")
 @click.argument("path", metavar="MODULE:QUEUE")
 @click.option("--names", multiple=True, metavar="NAME,...", help="Serve these names only; may be repeated.")
 @click.option("--concurrency", default=10, show_default=True, help="Handlers that run at a time.")
-@click.option("--lease", default=60.0, help="How long a job is held without a renewal.", **SECONDS)
-@click.option("--poll-interval", default=1.0, help="How often to look for due jobs.", **SECONDS)
-@click.option("--shutdown-timeout", default=30.0, help="Patience with running handlers at the end.", **SECONDS)
-@click.option("--stall-delay", default=30.0, help="Wait of a job whose worker died, doubled each time.", **SECONDS)
-@click.option("--sweep-interval", default=15.0, help="How often to recover and clean up.", **SECONDS)
+@click.option("--lease", default=60, help="How long a job is held without a renewal.", **SECONDS)
+@click.option("--poll-interval", default=1, help="How often to look for due jobs.", **SECONDS)
+@click.option("--shutdown-timeout", default=30, help="Patience with running handlers at the end.", **SECONDS)
+@click.option("--stall-delay", default=30, help="Wait of a job whose worker died, doubled each time.", **SECONDS)
+@click.option("--sweep-interval", default=15, help="How often to recover and clean up.", **SECONDS)
 @click.option("--no-wakeups", is_flag=True, help="Only poll.")
 @click.option("--worker-id", metavar="TEXT", help="Shown as the holder of jobs.  [default: host:pid:random]")
 @click.option("--exit-when-stuck", is_flag=True, help="Exit 1 once every slot is past its timeout.")
 @click.option("--until-idle", is_flag=True, help="Stop once nothing is due.")
-@click.option("--log-level", default="info", show_default=True, type=click.Choice(LEVELS, case_sensitive=False))
+@click.option(
+    "--log-level",
+    default="info",
+    show_default=True,
+    type=click.Choice(LEVELS, case_sensitive=False),
+    metavar="LEVEL",
+    help=f"What to log: {', '.join(LEVELS)}.",
+)
 @place_options
 def worker(
     path: str,

@@ -18,8 +18,7 @@ from tests.conftest import new_database
 from tests.support import wait_until
 
 APP = """
-import logging, os, threading
-from sqlane_sa import Discard, Queue
+from sqlane_sa import Queue
 
 queue = Queue({place})
 
@@ -37,7 +36,7 @@ def other(payload, ctx):
 
 @queue.job("fail")
 def fail(payload, ctx):
-    raise Discard("of no use")
+    raise ValueError("of no use")
 """
 
 
@@ -104,7 +103,7 @@ def sqlane(start: Start) -> Sqlane:
 
 
 @pytest.fixture
-def within(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sqlane:
+def within(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sqlane]:
     """As `sqlane`, within this process and so in a tenth of the time; any error but a clean exit is the test's."""
     monkeypatch.chdir(tmp_path)
 
@@ -119,7 +118,11 @@ def within(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sqlane:
                 main(arguments, prog_name="sqlane")
         return Answer(int(caught.value.code or 0), out.getvalue(), err.getvalue())
 
-    return run
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield run
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 def ended(process: subprocess.Popen[str], number: signal.Signals | None = None) -> Answer:

@@ -1,0 +1,83 @@
+"""What the command line says about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import version
+
+import pytest
+
+from tests.cli.conftest import Sqlane, problem
+
+COMMANDS = ["migrate", "worker", "stats", "demo"]
+MIGRATE_COMMANDS = ["upgrade", "downgrade", "current", "check"]
+
+
+def test_help(sqlane: Sqlane, within: Sqlane) -> None:
+    answer = sqlane("--help")
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out.startswith("Usage: sqlane [OPTIONS] COMMAND [ARGS]...\n")
+    assert all(f"\n  {command} " in answer.out for command in COMMANDS)
+    assert answer.out == within("-h").out
+
+
+def test_version(sqlane: Sqlane) -> None:
+    assert sqlane("--version") == (0, f"sqlane, version {version('sqlane_sa')}\n", "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        *((command,) for command in COMMANDS),
+        *(("migrate", w) for w in ("upgrade", "downgrade", "current", "check")),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_each_command_has_a_help_that_fits(within: Sqlane, words: tuple[str, ...], columns: str) -> None:
+    answer = within(*words, "--help", COLUMNS=columns)
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out.startswith(" ".join(["Usage: sqlane", *words, "[OPTIONS]"]))
+    assert all(len(line) <= int(columns) for line in answer.out.splitlines())
+    # Nothing is cut off.
+    assert "..." not in answer.out.replace("[ARGS]...", "").replace("NAME,...", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("work",), "No such command 'work'"),
+        (("worker",), "Missing argument 'MODULE:QUEUE'"),
+        (("worker", "app:queue", "--lease", "long"), "Invalid value for '--lease'"),
+        (("worker", "app:queue", "--log-level", "loud"), "Invalid value for '--log-level'"),
+        (("migrate", "downgrade"), "Missing argument 'REVISION'"),
+        (("stats", "--uri", "x"), "No such option"),
+        (("demo", "--orders", "3"), "3 is not in the range 50<=x<=1000000"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_wrong_usage_points_to_the_help(within: Sqlane, words: tuple[str, ...], said: str) -> None:
+    answer = within(*words)
+    assert (answer.code, answer.out) == (2, "")
+    assert said in answer.err
+    assert "--help' for help." in answer.err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--concurrency", "0", "concurrency=0 is not an integer from 1 to 10000"),
+        ("--lease", "0", "lease=0.0 is out of range; use at least"),
+        ("--lease", "nan", "lease=nan is not finite; use a number of seconds"),
+        ("--poll-interval", "-1", "poll_interval=-1.0 is out of range; use at least"),
+        ("--names", ",", "names is empty; leave it out to serve all names"),
+        ("--names", "nope", "no job is named 'nope' on this queue; did you mean 'note'?"),
+        ("--worker-id", "", "worker_id"),
+    ],
+)
+def test_worker_options_that_cannot_be(
+    within: Sqlane, app: Callable[..., None], database_url: str, option: str, value: str, said: str
+) -> None:
+    app()
+    assert problem(within("worker", "app:queue", option, value, "--url", database_url)).startswith(said)
