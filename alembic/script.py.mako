@@ -18,6 +18,11 @@ branch_labels = ${repr(branch_labels)}
 depends_on = ${repr(depends_on)}
 
 
+# First of all `lock("jobs", ...)`, of sqlane_sa.migrations, with every table that is altered or dropped: it waits for
+# none while it holds another. Adding a column is over at once; building an index over many jobs, or a check of them,
+# is not, and enqueues wait for it.
+
+
 def upgrade() -> None:
     op, at = operations(), target()
     ${upgrades if upgrades else "pass"}

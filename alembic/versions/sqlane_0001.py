@@ -4,7 +4,7 @@ Revision ID: sqlane_0001
 Revises: nothing
 
 Locks: the upgrade only creates tables, and takes no lock on an existing one. The downgrade drops them with an ACCESS
-EXCLUSIVE lock on each, which waits for every transaction that uses them: stop the workers first.
+EXCLUSIVE lock on all of them, for which it waits a short while: stop the workers first.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, JSON, JSONB, TIMESTAMP
 
-from sqlane_sa.migrations import operations, record, set_storage, target
+from sqlane_sa.migrations import lock, operations, record, set_storage, target
 
 revision = "sqlane_0001"
 down_revision = None
 branch_labels = ("sqlane",)
 depends_on = None
 
+TABLES = ("sleepers", "waits", "mutexes", "payloads", "jobs")
 HOT_ROWS = {
     "fillfactor": 80,
     "autovacuum_vacuum_scale_factor": 0.01,
@@ -46,7 +47,8 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op, at = operations(), target()
-    for name in ("sleepers", "waits", "mutexes", "payloads", "jobs"):
+    lock(*TABLES)
+    for name in TABLES:
         op.drop_table(at.prefix + name, schema=at.schema)
     record(None)
 

@@ -6,12 +6,13 @@ As a branch of one's own Alembic environment: add `folder() / "versions"` to `ve
 Directly, in a script or at a process's start: `apply(engine, queue)`, `revert`, `current`, `check`; `sql` as a script.
 `include_name` and `include_object` keep autogenerate away from the tables.
 
-`target`, `operations`, `record` and `set_storage` are for the packaged revisions themselves.
+`target`, `operations`, `lock`, `record` and `set_storage` are for the packaged revisions themselves.
 """
 
 from sqlane_sa.migrations.chain import folder, head
 from sqlane_sa.migrations.embedded import downgrade, upgrade
 from sqlane_sa.migrations.filters import include_name, include_object
+from sqlane_sa.migrations.patience import lock
 from sqlane_sa.migrations.runner import apply, check, current, revert
 from sqlane_sa.migrations.script import sql
 from sqlane_sa.migrations.storage import set_storage
@@ -28,6 +29,7 @@ __all__ = [
     "head",
     "include_name",
     "include_object",
+    "lock",
     "operations",
     "record",
     "revert",

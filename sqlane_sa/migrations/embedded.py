@@ -23,7 +23,7 @@ def upgrade(to: str | None, from_: str | None = None, prefix: str = "sqlane_", s
     `from_` None: before the first. `to` is an id, such as "sqlane_0001" or "0001"; None is the newest of the installed
     package, which is another one after an update: name it. The schema must exist. Works offline (`--sql`).
     Raises `DefinitionError` for an unknown revision, `SchemaError` when the database is not at `from_`,
-    `SchemaBusyError` when a transaction of others keeps a table for more than two seconds (or the connection's own
+    `SchemaBusyError` when a transaction of others keeps a table for two seconds (or the connection's own
     `lock_timeout`), `AutocommitError` and `HandleError` (not PostgreSQL).
     """
     at = Target(prefix, schema)

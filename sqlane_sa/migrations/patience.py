@@ -1,24 +1,28 @@
-"""How long a migration may wait for a table that others use.
+"""How long a migration may wait for the tables that others use, and what it holds meanwhile.
 
 Whoever comes after a statement that waits for an exclusive lock waits behind it: an ALTER TABLE that waits for one long
-transaction would hold up every enqueue for as long.
+transaction would hold up every enqueue for as long. And whoever holds one table while waiting for the next deadlocks
+with a transaction that has used them in another order, and the enqueue in that may be the one that fails.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from sqlalchemy import Connection, func, select
 from sqlalchemy.exc import DBAPIError
 
-from sqlane_sa.migrations import chain
-from sqlane_sa.migrations.target import Target
+from sqlane_sa.migrations import chain, version
+from sqlane_sa.migrations.target import Target, operations, target
 from sqlane_sa.sqlstate import sqlstate
 from sqlane_sa.values.errors import SchemaBusyError
 
-LOCK_TIMEOUT = "2s"
+LOCK_TIMEOUT = "1500ms"
 """More than `deadlock_timeout` (by default one second), after which an autovacuum that is in the way gives up."""
+NEXT_LOCK_TIMEOUT = "100ms"
+"""For all tables together much less than `deadlock_timeout`, after which an enqueue that waits for us could fail."""
+ROUNDS = 10
 
 LOCK_NOT_AVAILABLE = "55P03"
 
@@ -29,7 +33,7 @@ def impatient(conn: Connection, at: Target, found: str | None) -> Iterator[None]
 
     `found` is the revision that the tables are at. Raises `SchemaBusyError`.
     """
-    before = conn.scalar(select(func.current_setting("lock_timeout")))
+    before = _lock_timeout(conn)
     if before == "0":
         _set(conn, LOCK_TIMEOUT)
     try:
@@ -37,15 +41,68 @@ def impatient(conn: Connection, at: Target, found: str | None) -> Iterator[None]
     except DBAPIError as error:
         if sqlstate(error) != LOCK_NOT_AVAILABLE:
             raise
-        raise SchemaBusyError(
-            f"{at} stay at revision {found or 'base'}: another transaction uses one of them, and waiting for it would "
-            "hold up every enqueue; try again, or first end the transactions that pg_stat_activity shows as long open",
-            current=found,
-            head=chain.head(),
-        ) from error
+        raise _busy(at, found) from error
     # After an error the rollback sets it back.
     if before == "0":
         _set(conn, before)
+
+
+def lock(*names: str) -> None:
+    """The first call of a revision that alters or drops tables: takes each of them, such as "jobs", for itself.
+
+    It waits for one of them only while it holds none: LOCK_TIMEOUT, or the connection's own `lock_timeout`. When
+    another one is not free soon after, all are given back, and it waits for that one first. Raises `SchemaBusyError`
+    with nothing changed. Offline it is one statement, which can do no better than wait.
+    """
+    op, at = operations(), target()
+    context = op.get_context()
+    preparer = context.dialect.identifier_preparer
+    tables = version.version_table(at).metadata.tables.values()
+    wanted = [preparer.format_table(table) for table in tables if table.name.removeprefix(at.prefix) in names]
+    if context.as_sql:
+        op.execute(f"LOCK TABLE {', '.join(wanted)} IN ACCESS EXCLUSIVE MODE")
+        return
+    conn = op.get_bind()
+    before = _lock_timeout(conn)
+    patience = LOCK_TIMEOUT if before == "0" else before
+    for _ in range(ROUNDS):
+        taken = _take(conn, wanted, patience)
+        if taken == len(wanted):
+            _set(conn, before)
+            return
+        if taken == 0:
+            break
+        wanted.insert(0, wanted.pop(taken))
+    raise _busy(at, version.read(conn, version.version_table(at)))
+
+
+def _take(conn: Connection, tables: Sequence[str], patience: str) -> int:
+    """Lock the tables in turn; how many were to be had. Unless that is all of them, none stays locked."""
+    savepoint = conn.begin_nested()
+    for count, table in enumerate(tables):
+        _set(conn, NEXT_LOCK_TIMEOUT if count else patience)
+        try:
+            conn.exec_driver_sql(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+        except DBAPIError as error:
+            savepoint.rollback()
+            if sqlstate(error) != LOCK_NOT_AVAILABLE:
+                raise
+            return count
+    savepoint.commit()
+    return len(tables)
+
+
+def _busy(at: Target, found: str | None) -> SchemaBusyError:
+    return SchemaBusyError(
+        f"{at} stay at revision {found or 'base'}: another transaction uses one of them, and waiting for it would "
+        "hold up every enqueue; try again, or first end the transactions that pg_stat_activity shows as long open",
+        current=found,
+        head=chain.head(),
+    )
+
+
+def _lock_timeout(conn: Connection) -> str:
+    return str(conn.scalar(select(func.current_setting("lock_timeout"))))
 
 
 def _set(conn: Connection, value: str) -> None:

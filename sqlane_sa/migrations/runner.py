@@ -20,7 +20,7 @@ def apply(bind: object, queue: object, revision: str = "head") -> list[str]:
     it stays: nothing is committed. A missing schema is created. At or past `revision` nothing is written or locked, so
     that every process may call it at its start: of several at once, one migrates and the others wait for it.
     Raises `DefinitionError` for an unknown revision, `SchemaAheadError` when a newer version of the package has
-    migrated the tables, `SchemaBusyError` when a transaction of others keeps a table for more than two seconds (or the
+    migrated the tables, `SchemaBusyError` when a transaction of others keeps a table for two seconds (or the
     connection's own `lock_timeout`), `HandleError` and `AutocommitError` for a bind that it cannot use.
     """
     at, wanted = target_of(queue), chain.number(revision)

@@ -17,7 +17,7 @@ from sqlane_sa.migrations import chain
 
 SECOND_REVISION = """
 import sqlalchemy as sa
-from sqlane_sa.migrations import operations, record, target
+from sqlane_sa.migrations import lock, operations, record, target
 
 revision = "sqlane_0002"
 down_revision = "sqlane_0001"
@@ -25,6 +25,7 @@ down_revision = "sqlane_0001"
 
 def upgrade():
     op, at = operations(), target()
+    lock("sleepers", "jobs")
     op.add_column(at.prefix + "sleepers", sa.Column("extra", sa.Text()), schema=at.schema)
     jobs = at.prefix + "jobs"
     op.add_column(jobs, sa.Column("extra", sa.Integer(), nullable=False, server_default="0"), schema=at.schema)
@@ -36,6 +37,7 @@ def upgrade():
 
 def downgrade():
     op, at = operations(), target()
+    lock("sleepers", "jobs")
     op.drop_column(at.prefix + "sleepers", "extra", schema=at.schema)
     # With its index and constraint.
     op.drop_column(at.prefix + "jobs", "extra", schema=at.schema)
