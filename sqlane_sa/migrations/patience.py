@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, Table, func, select
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.schema import ExecutableDDLElement
 
 from sqlane_sa.migrations import chain, version
 from sqlane_sa.migrations.target import Target, operations, target
+from sqlane_sa.schema import Tables
 from sqlane_sa.sqlstate import sqlstate
 from sqlane_sa.values.errors import SchemaBusyError
 
@@ -25,6 +29,18 @@ NEXT_LOCK_TIMEOUT = "100ms"
 ROUNDS = 10
 
 LOCK_NOT_AVAILABLE = "55P03"
+
+
+class LockTables(ExecutableDDLElement):
+    """LOCK TABLE ... IN ACCESS EXCLUSIVE MODE."""
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        self.tables = tables
+
+
+@compiles(LockTables)
+def _lock_tables(element: LockTables, compiler: Any, **_: Any) -> str:
+    return f"LOCK TABLE {', '.join(map(compiler.preparer.format_table, element.tables))} IN ACCESS EXCLUSIVE MODE"
 
 
 @contextmanager
@@ -56,11 +72,10 @@ def lock(*names: str) -> None:
     """
     op, at = operations(), target()
     context = op.get_context()
-    preparer = context.dialect.identifier_preparer
-    tables = version.version_table(at).metadata.tables.values()
-    wanted = [preparer.format_table(table) for table in tables if table.name.removeprefix(at.prefix) in names]
+    tables = Tables(at.prefix, at.schema).metadata.tables.values()
+    wanted = [table for table in tables if table.name.removeprefix(at.prefix) in names]
     if context.as_sql:
-        op.execute(f"LOCK TABLE {', '.join(wanted)} IN ACCESS EXCLUSIVE MODE")
+        op.execute(LockTables(wanted))
         return
     conn = op.get_bind()
     before = _lock_timeout(conn)
@@ -76,13 +91,13 @@ def lock(*names: str) -> None:
     raise _busy(at, version.read(conn, version.version_table(at)))
 
 
-def _take(conn: Connection, tables: Sequence[str], patience: str) -> int:
+def _take(conn: Connection, tables: Sequence[Table], patience: str) -> int:
     """Lock the tables in turn; how many were to be had. Unless that is all of them, none stays locked."""
     savepoint = conn.begin_nested()
     for count, table in enumerate(tables):
         _set(conn, NEXT_LOCK_TIMEOUT if count else patience)
         try:
-            conn.exec_driver_sql(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+            conn.execute(LockTables([table]))
         except DBAPIError as error:
             savepoint.rollback()
             if sqlstate(error) != LOCK_NOT_AVAILABLE:

@@ -64,7 +64,8 @@ def operations() -> Operations:
 def _operations_of_alembic() -> Operations:
     context = op.get_context()
     # The queue's own statements know no such map, and would look for the tables elsewhere.
-    if context.connection is not None and context.connection.get_execution_options().get("schema_translate_map"):
+    conn = None if context.as_sql else context.connection
+    if conn is not None and conn.get_execution_options().get("schema_translate_map"):
         raise HandleError(
             "the packaged revisions themselves run under a schema_translate_map, which does not move a queue; take it "
             "off the connection in env.py, or call migrations.upgrade() in a revision of your own"
