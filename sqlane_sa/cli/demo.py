@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 import click
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
+    from sqlane_sa.demo.interrupts import Interrupted
+
 
 LOOK = """the tables are kept; to look at them:
-  sqlane stats --url '{url}' --schema {schema}
-  SET search_path TO {schema}; TABLE sqlane_jobs"""
+  sqlane stats --schema {schema} \\
+    --url '{url}'
+  in psql: SET search_path TO {schema}; TABLE sqlane_jobs"""
 
 
 @click.command(short_help="See the queue at work, and its promises measured.")
@@ -34,7 +39,8 @@ def demo(url: str | None, orders: int, keep: bool) -> None:
         with interruptible():
             kept_all = _on_own_server(orders, keep) if url is None else _on_given(url, orders, keep)
     except Interrupted as interrupted:
-        click.echo(f"\nsqlane: {interrupted}; nothing was left behind", err=True)
+        _leave_line(interrupted)
+        click.echo(f"sqlane: {interrupted}; nothing was left behind", err=True)
         sys.exit(128 + interrupted.number)
     sys.exit(0 if kept_all else 1)
 
@@ -45,14 +51,15 @@ def _on_own_server(orders: int, keep: bool) -> bool:
     from sqlane_sa.demo.show import run
 
     server = Server(fsync=False)
-    click.echo(f"starting {server.binaries}")
+    click.echo(f"starting PostgreSQL {server.binaries.version} from {server.binaries.source}")
     with server, connected(server.url(), "sqlane demo") as engine:
         outcome = run(engine, orders, keep=keep)
         if keep:
-            url = server.url().replace("+psycopg", "")
-            click.echo(LOOK.format(url=url, schema=outcome.schema))
+            click.echo(LOOK.format(url=_typed(server.url()), schema=outcome.schema))
             click.echo("the server runs until Ctrl-C")
-            signal.pause()
+            _wait_for_signal()
+    if keep:
+        click.echo("the server is removed")
     return outcome.kept_all
 
 
@@ -68,6 +75,27 @@ def _on_given(url: str, orders: int, keep: bool) -> bool:
             click.echo(LOOK.format(url="...", schema=outcome.schema))
             click.echo(f"  DROP SCHEMA {outcome.schema} CASCADE")
     return outcome.kept_all
+
+
+def _typed(url: str) -> str:
+    """As a person would write it, where that is enough: a line of a terminal holds it."""
+    short = unquote(url).replace("+psycopg", "")
+    return short if "PGPORT" in os.environ else short.partition("&port=")[0]
+
+
+def _wait_for_signal() -> None:
+    from sqlane_sa.demo.interrupts import Interrupted
+
+    try:
+        signal.pause()
+    except Interrupted as interrupted:
+        _leave_line(interrupted)
+
+
+def _leave_line(interrupted: Interrupted) -> None:
+    """The one in which the terminal shows ^C."""
+    if interrupted.number == signal.SIGINT and sys.stderr.isatty():
+        click.echo(err=True)
 
 
 def _version(engine: Engine) -> str:

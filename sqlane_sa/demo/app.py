@@ -126,7 +126,7 @@ def pack(payload: Payload, ctx: JobContext) -> None:
 
 @queue.job(
     "order.print_card",
-    timeout=0.4,
+    timeout=1.0,
     backoff=Backoff(base=0.2),
     mutex_keys=lambda payload: f"printer:{payload['warehouse']}",
 )

@@ -22,10 +22,11 @@ def own_schema(engine: Engine, *, keep: bool) -> Iterator[str]:
     With `keep` it stays when the block comes to its end. Raises `DemoError` when it cannot be removed.
     """
     name = f"sqlane_demo_{secrets.token_hex(3)}"
-    with engine.begin() as conn:
-        conn.execute(CreateSchema(name))
     stays = False
     try:
+        # Within the block, for an interruption may come when the server has committed and we do not know it.
+        with engine.begin() as conn:
+            conn.execute(CreateSchema(name))
         yield name
         stays = keep
     finally:
@@ -38,7 +39,7 @@ def _remove(engine: Engine, name: str) -> None:
         with engine.begin() as conn:
             # A worker that was killed may leave a session that the server has still to notice.
             conn.execute(text(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"))
-            conn.execute(DropSchema(name, cascade=True))
+            conn.execute(DropSchema(name, cascade=True, if_exists=True))
     except DBAPIError as error:
         reason = str(error.orig).strip().partition("\n")[0]
         raise DemoError(f"{name} could not be removed: {reason}; run DROP SCHEMA {name} CASCADE") from error

@@ -67,11 +67,11 @@ class RichScreen(Screen):
         self._console = Console(highlight=False)
         self._bars = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
+            # Not to the edge: the ^C of a terminal would begin a new line there, which nothing takes back.
+            BarColumn(bar_width=40),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             console=self._console,
-            expand=True,
         )
         self._placed = self._bars.add_task("orders placed", total=None)
         self._ended = self._bars.add_task("jobs ended", total=None)
@@ -84,7 +84,7 @@ class RichScreen(Screen):
         from rich import box
         from rich.table import Table
 
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
         for heading in HEADINGS:
             table.add_column(heading, no_wrap=heading == HEADINGS[-1])
         for verdict in verdicts:

@@ -56,13 +56,14 @@ def _set_up(engine: Engine, schema: str, screen: Screen) -> None:
     for metadata in (app.Base.metadata, app.ledger.metadata):
         metadata.create_all(engine)
     open_shop()
-    screen.say(f"schema {schema}: the queue at revision {migrations.head()}, and the tables of a small shop")
+    screen.say(f"schema {schema}: the tables of the queue, and those of a small shop")
 
 
 def _play(engine: Engine, orders: int, schema: str, screen: Screen) -> bool:
     started = time.monotonic()
     with Crew(WORKERS, ARGUMENTS) as crew:
-        screen.say(f"$ {crew.command}   # {WORKERS} processes: {', '.join(map(str, crew.pids))}")
+        screen.say(f"$ {crew.command}")
+        screen.say(f"  {WORKERS} processes: {', '.join(map(str, crew.pids))}")
         for progress in _progress(engine, orders, crew):
             screen.show(progress)
         screen.show(progress, final=True)
