@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 
-from alembic.config import Config
+from alembic.config import CommandLine, Config
 from alembic.util import CommandError
 
 from tests.support import with_driver
@@ -92,9 +94,30 @@ class Project:
         return self.folder / "alembic" / "versions"
 
     def run(self, *arguments: str) -> str:
-        """The output of the alembic command. Raises `CommandError` with what it wrote to stderr."""
-        search = [str(self.installed)] if self.installed else []
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*search, os.environ.get("PYTHONPATH", "")])}
+        """The output of the alembic command. Raises `CommandError`, with what a process of its own wrote to stderr."""
+        return self._run_here(*arguments) if self.installed is None else self._run_installed(*arguments)
+
+    def _run_here(self, *arguments: str) -> str:
+        """In this process: a third of the time."""
+        options = CommandLine("alembic").parser.parse_args(arguments)
+        function, positional, named = options.cmd
+        output = StringIO()
+        path = sys.path.copy()
+        with contextlib.chdir(self.folder):
+            more = {"toml_file": "pyproject.toml"} if NEW_NAMES else {}
+            config = Config("alembic.ini", stdout=output, output_buffer=output, cmd_opts=options, **more)  # type: ignore[arg-type]
+            try:
+                values = {name: getattr(options, name, None) for name in named}
+                function(config, *(getattr(options, name, None) for name in positional), **values)
+            finally:
+                # `prepend_sys_path` of alembic.ini.
+                sys.path[:] = path
+        return output.getvalue()
+
+    def _run_installed(self, *arguments: str) -> str:
+        """In a process of its own, which finds the package in `installed`."""
+        search = os.pathsep.join([str(self.installed), os.environ.get("PYTHONPATH", "")])
+        environment = {**os.environ, "PYTHONPATH": search}
         command = [sys.executable, "-W", "error", "-m", "alembic", *arguments]
         done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=60)
         if done.returncode:

@@ -84,17 +84,21 @@ def test_the_queues_metadata_in_the_list_makes_no_difference(
 
 
 @pytest.mark.parametrize("queue", QUEUES)
-@pytest.mark.parametrize("option", ["include_name", "include_object"])
-def test_a_filter_keeps_them_out(app: "Application", empty: sa.Engine, option: str, queue: Queue) -> None:
+def test_a_filter_keeps_them_out(app: "Application", empty: sa.Engine, queue: Queue) -> None:
     others = Queue("others_")
     for one in (queue, others):
         migrations.apply(empty, one)
-    configure(app, **{option: getattr(migrations, option)(queue, others)})
-    command.check(app.config)
+    filters = [{name: getattr(migrations, name)(queue, others)} for name in ("include_name", "include_object")]
+    options = app.config.attributes["options"]
+    for one in filters:
+        app.config.attributes["options"] = {**options, **one}
+        command.check(app.config)
     with empty.begin() as conn:
         conn.exec_driver_sql("CREATE TABLE mine.unknown ()")
-    with pytest.raises(CommandError, match="unknown"):
-        command.check(app.config)
+    for one in filters:
+        app.config.attributes["options"] = {**options, **one}
+        with pytest.raises(CommandError, match="unknown"):
+            command.check(app.config)
 
 
 def test_a_filter_outside_an_environment(empty: sa.Engine, own: sa.MetaData) -> None:
@@ -139,6 +143,25 @@ def test_the_plugin_writes_a_call_that_works(
         command.check(app.config)
         app.downgrade()
         assert migrations.current(empty, queue) is None
+
+
+def test_a_queue_in_a_schema_needs_include_schemas(app: "Application", empty: sa.Engine, own: sa.MetaData) -> None:
+    """As every table of another schema does. Left out of the list, it needs nothing."""
+    queue = Queue(schema="mine")
+    migrations.apply(empty, queue)
+    configure(app, [own, queue.metadata], include_schemas=False)
+    with pytest.raises(CommandError, match="add_table"):
+        command.check(app.config)
+    configure(app, own)
+    command.check(app.config)
+
+
+@needs_plugins
+def test_the_plugin_needs_no_include_schemas(app: "Application", empty: sa.Engine, own: sa.MetaData) -> None:
+    queue = Queue(schema="mine")
+    migrations.apply(empty, queue)
+    configure(app, [own, queue.metadata], **{**PLUGIN, "include_schemas": False})
+    command.check(app.config)
 
 
 @needs_plugins
