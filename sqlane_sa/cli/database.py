@@ -26,6 +26,11 @@ LIBPQ_SETTINGS: dict[str, str | int] = {
 }
 LIBPQ_WORDS = re.compile(r"^connection (failed|is bad): |FATAL:  ")
 LIBPQ_PLACE = re.compile(r"^connection to server .*? failed: ")
+STEPS = {
+    "25006": "use the URL of the primary server, or of a user who may write",
+    "3F000": "name a schema with --schema, or correct the search_path of the user",
+    "42501": "grant the right to this user, or use another one",
+}
 MISSING = {
     "psycopg": "pip install 'psycopg[binary]'",
     "psycopg2": "pip install psycopg2-binary",
@@ -60,7 +65,9 @@ def _engine(url: URL, name: str, pool_size: int) -> Engine:
     except NoSuchModuleError:
         raise Problem(f"SQLAlchemy knows no PostgreSQL driver {driver!r}; leave it out: postgresql://...") from None
     except ArgumentError as error:
-        raise Problem(f"the database URL has an option that cannot be used: {_first_line(error)}") from error
+        raise Problem(
+            f"the database URL has an option that cannot be used: {_first_line(error)}; leave it out"
+        ) from error
     except ImportError as error:
         why = "finds no libpq" if "pq wrapper" in str(error) else "is not installed"
         step = MISSING.get(driver, f"install {driver}")
@@ -86,11 +93,19 @@ def _try_to_connect(engine: Engine) -> None:
     except UnicodeError as error:
         raise Problem(f"cannot connect: {shown(engine.url)} names no host that can be; correct the URL") from error
     except (TypeError, AttributeError) as error:
-        # pg8000 trips over what it was not given, and looks for it nowhere else.
-        missing = "password" if engine.url.username else "user"
-        if engine.driver != "pg8000" or engine.url.password is not None:
-            raise
-        raise Problem(f"cannot connect to {shown(engine.url)}: pg8000 needs a {missing}; add it to the URL") from error
+        raise Problem(_pg8000_tripped(error, engine.url)) from error
+
+
+def _pg8000_tripped(error: TypeError | AttributeError, url: URL) -> str:
+    """What pg8000 was not given, and looks for nowhere else; or an option that it does not have."""
+    if url.get_driver_name() != "pg8000":
+        raise error
+    if "unexpected keyword" in str(error):
+        return f"the database URL has an option that cannot be used: {_first_line(error)}; leave it out"
+    missing = "user" if not url.username else "password" if url.password is None else None
+    if missing is None:
+        raise error
+    return f"cannot connect to {shown(url)}: pg8000 needs a {missing}; add it to the URL"
 
 
 def _next_step(reason: str) -> str:
@@ -105,9 +120,8 @@ def _refused(error: DBAPIError, url: URL) -> str:
     reason = _reason(error, url)
     if error.connection_invalidated:
         return f"the connection to {shown(url)} was lost: {reason}; run the command again"
-    if sqlstate(error) == "42501":
-        return f"{shown(url)}: {reason}; grant the right to this user, or use another one"
-    return f"{shown(url)} refused: {reason}"
+    step = STEPS.get(sqlstate(error))
+    return f"{shown(url)} refused: {reason}" + (f"; {step}" if step else "")
 
 
 def _reason(error: DBAPIError, url: URL) -> str:

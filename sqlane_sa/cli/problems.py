@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -31,3 +32,9 @@ class Explaining(click.Group):
             if os.environ.get(VARIABLE):
                 traceback.print_exception(error)
             raise error if isinstance(error, Problem) else Problem(str(error)) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise Problem(
+                f"what is to be written finds no room: {error.strerror}; make some, or write elsewhere"
+            ) from None

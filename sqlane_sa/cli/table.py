@@ -39,7 +39,7 @@ def _show_rich(headings: Row, rows: Sequence[Row]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for heading in headings:
         figures = heading != headings[0]
         table.add_column(heading, justify="right" if figures else "left", overflow="fold", no_wrap=figures)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import sqlalchemy as sa
 
 from sqlane_sa import migrations
 from sqlane_sa.demo.server import Server
-from tests.cli.conftest import Sqlane, problem
+from tests.cli.conftest import Answer, Sqlane, command, problem
 
 COMMANDS = [("migrate",), ("migrate", "current"), ("stats",), ("worker", "app:queue"), ("demo",)]
 HEAD = migrations.head()
@@ -92,7 +93,9 @@ class TestRefused:
     def test_no_right(self, within: Sqlane, strict: sa.URL) -> None:
         url = strict.set(username="clerk", password="right").render_as_string(hide_password=False)
         said = problem(within("migrate", "--url", url, "--schema", "new"))
-        assert "permission denied for database postgres; grant the right to this user, or use another one" in said
+        assert (
+            "refused: permission denied for database postgres; grant the right to this user, or use another one" in said
+        )
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "pg8000"])
@@ -100,6 +103,29 @@ def test_no_such_user_where_none_is_asked_for_a_password(within: Sqlane, databas
     url = sa.make_url(database_url).set(drivername=f"postgresql+{driver}", username="nobody here")
     said = problem(within("stats", "--url", url.render_as_string(hide_password=False)))
     assert 'role "nobody here" does not exist; correct the user and password' in said
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("-csearch_path=nowhere", "no schema has been selected to create in; name a schema with --schema, or correct"),
+        ("-cdefault_transaction_read_only=on", "in a read-only transaction; use the URL of the primary server"),
+        (
+            "-cbogus=1",
+            'unrecognized configuration parameter "bogus"; see that the server runs there, or correct the URL',
+        ),
+    ],
+)
+def test_a_session_in_which_nothing_can_be_made(within: Sqlane, empty_url: str, option: str, said: str) -> None:
+    url = sa.make_url(empty_url).update_query_dict({"options": option})
+    assert said in problem(within("migrate", "--url", url.render_as_string(hide_password=False)))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device here")
+def test_no_room_for_a_script() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command("migrate", "upgrade", "--sql"), stdout=full, stderr=subprocess.PIPE, text=True)
+    assert problem(Answer(done.returncode, "", done.stderr)).endswith("; make some, or write elsewhere")
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "pg8000"])
@@ -120,6 +146,11 @@ def test_no_such_database(within: Sqlane, database_url: str, driver: str) -> Non
         ("sqlite:///d", "the database URL is for 'sqlite', and sqlane needs PostgreSQL; write it as postgresql://"),
         ("postgresql+asyncpg://h/d", "asyncpg is an async driver, and commands need a plain one; write postgresql://"),
         ("postgresql+psycho://h/d", "SQLAlchemy knows no PostgreSQL driver 'psycho'; leave it out: postgresql://"),
+        ("postgresql+pg8000://u:p@h/d?bogus=1", "the database URL has an option that cannot be used: "),
+        (
+            "postgresql://u@127.0.0.1/d?bogus=1",
+            'cannot connect to u@127.0.0.1/d: invalid connection option "bogus"; see',
+        ),
         ("postgresql+pg8000://h/d", "cannot connect to h/d: pg8000 needs a user; add it to the URL"),
     ],
 )

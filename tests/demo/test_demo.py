@@ -140,4 +140,4 @@ class TestGivenServer:
             with engine.begin() as conn:
                 conn.exec_driver_sql("DROP ROLE guest")
         assert code == 1
-        assert re.fullmatch(r"sqlane: guest@.*: permission denied for database .*; grant the right .*\n", err)
+        assert re.fullmatch(r"sqlane: guest@.* refused: permission denied for database .*; grant the right .*\n", err)
