@@ -11,7 +11,7 @@ import sqlalchemy as sa
 T = TypeVar("T")
 
 # What looks most like a parameter and may be in a name: before 2.1, SQLAlchemy takes "%(a)s" for one.
-PARAMETER_LIKE = "%(a)s" if sa.__version__ >= "2.1" else "%s"
+PARAMETER_LIKE = "%(a)s" if sa.__version__ >= "2.1" else "%%s"
 
 LOCK_WAITS = sa.text(
     "SELECT pid FROM pg_stat_activity"
