@@ -55,7 +55,7 @@ class TestOwnServer:
         number = signal.SIGHUP
         with started("--orders", "1000000", TMPDIR=str(folder)) as demo:
             pids = demo.worker_pids()
-            demo.read_until(r"^\d+ of 1,000,000 orders placed")
+            demo.read_until(r"^[\d,]+ of 1,000,000 orders placed")
             demo.process.send_signal(number)
             code, _, err = demo.end()
         assert (code, err) == (128 + number, f"sqlane: interrupted by {number.name}; nothing was left behind\n")
@@ -110,7 +110,7 @@ class TestGivenServer:
     def test_interrupted(self, database_url: str, number: signal.Signals) -> None:
         with started("--orders", "1000000", "--keep", "--url", database_url) as demo:
             pids = demo.worker_pids()
-            demo.read_until(r"^\d+ of 1,000,000 orders placed")
+            demo.read_until(r"^[\d,]+ of 1,000,000 orders placed")
             demo.process.send_signal(number)
             code, _, err = demo.end()
         assert (code, err) == (128 + number, f"sqlane: interrupted by {number.name}; nothing was left behind\n")
@@ -120,7 +120,7 @@ class TestGivenServer:
     def test_a_killed_worker_is_said_with_its_log(self, database_url: str) -> None:
         with started("--orders", "1000000", "--url", database_url) as demo:
             pids = demo.worker_pids()
-            demo.read_until(r"^\d+ of 1,000,000 orders placed")
+            demo.read_until(r"^[\d,]+ of 1,000,000 orders placed")
             os.kill(pids[0], signal.SIGKILL)
             code, _, err = demo.end()
         assert code == 1
