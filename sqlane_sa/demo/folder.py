@@ -26,6 +26,13 @@ class Folder:
         parent = _usable(parent or Path(tempfile.gettempdir()), account)
         _remove_abandoned(parent)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        try:
+            self._fill(account)
+        except BaseException:
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise
+
+    def _fill(self, account: Account | None) -> None:
         self.lock_fd = _lock(self.path)
         self.data = self._make("data", account)
         self.sockets = self._make("s", account)

@@ -28,7 +28,14 @@ class Process:
             target=_keep, args=([*launcher, *command], folder, started), name="sqlane-postgres", daemon=True
         )
         self._keeper.start()
-        self._popen = started.result()
+        try:
+            self._popen = started.result()
+        except BaseException:
+            # Interrupted: it starts all the same. Where the start itself failed, there is nothing to kill.
+            if started.exception() is None:
+                self._popen = started.result()
+                self.kill()
+            raise
         self.pid = self._popen.pid
 
     @property
@@ -42,6 +49,13 @@ class Process:
     def send(self, number: signal.Signals) -> None:
         """Send a signal; nothing happens once it has ended."""
         self._popen.send_signal(number)
+
+    def kill(self) -> None:
+        """Kill it with all its children, if it still runs, and wait for its end."""
+        if self._popen.poll() is None:
+            # It leads a session and so a group of its own.
+            os.killpg(self._popen.pid, signal.SIGKILL)
+        self._keeper.join()
 
     def wait(self, timeout: float) -> bool:
         """Whether it ended within `timeout` seconds."""

@@ -141,8 +141,12 @@ class Server:
             self._bin_dir = copy_binaries(self.binaries, folder.path / "postgres")
         options = ["--no-sync", "--auth=trust", f"--username={USER}", "--encoding=UTF8", "--locale=C"]
         initdb = self._run("initdb", [f"--pgdata={folder.data}", *options])
-        if not initdb.wait(START_TIMEOUT) or initdb.returncode != 0:
-            initdb.send(signal.SIGKILL)
+        try:
+            initdb.wait(START_TIMEOUT)
+        finally:
+            # An interruption too: what still writes would leave files in a folder that is being removed.
+            initdb.kill()
+        if initdb.returncode != 0:
             raise ServerError(f"initdb of {self.binaries} failed", folder.log_tail())
 
     def _start_on_free_port(self) -> None:
