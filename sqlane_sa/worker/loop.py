@@ -68,6 +68,8 @@ class Loop:
         """No claim is on its way any more, and none will be."""
         self._probe_at = 0.0
         self._keyed_at = 0.0
+        # When the last results were taken, and when the last looks for due jobs began: see `_rest`.
+        self._ended = self._probed = self._looked_keyed = 0.0
         self._asleep_until = 0.0
         self._hinted = False
         self._after_key = ""
@@ -81,7 +83,7 @@ class Loop:
 
     def wake(self) -> None:
         """Look at once: there may be new jobs or free keys. A hint from the listener, and called by any thread."""
-        self._probe_at = self._keyed_at = 0.0
+        # No more than a note: when to look is the loop's own, which may be about to set it from what it saw before.
         self._hinted = True
         self._jobs.wake.set()
 
@@ -103,6 +105,8 @@ class Loop:
         self._hand_back()
         finished, timed_out = self._jobs.take_finished(), self._jobs.take_timed_out()
         before = time.monotonic()
+        if finished:
+            self._ended = before
         try:
             claimed = self._write_and_claim(finished, timed_out)
         except BaseException:
@@ -119,6 +123,7 @@ class Loop:
         results = results_to_write(finished)
         supposed, self._hinted = self._hinted, False
         if supposed:
+            self._probe_at = self._keyed_at = 0.0
             self._lanes.suppose_due(time.monotonic())
         shares = self._lanes.share(self._want(), time.monotonic())
         # Also with work at hand: a backlog of one name must not hide the others. After a wake-up the claim comes first.
@@ -143,6 +148,7 @@ class Loop:
             if not (results and is_hopeless(error)):
                 raise
             write_apart(self._database, self._queue, results)
+            self._probe_at = self._keyed_at = self._probed = 0.0
             return []
         report(results, changed)
         self._after_write(results)
@@ -190,6 +196,7 @@ class Loop:
         if not names:
             return []
         tables = self._queue.tables
+        self._looked_keyed = now
         with self._database.transaction() as conn:
             ids = store.find_keyed_candidates(
                 conn, tables, limits_by_name=dict.fromkeys(sorted(names), want), after_key=self._after_key
@@ -219,6 +226,7 @@ class Loop:
         self._keyed_at = now + min(pause, self._poll_interval)
 
     def _probe(self, conn: Connection) -> None:
+        self._probed = time.monotonic()
         lanes = store.probe_lanes(conn, self._queue.tables)
         now = time.monotonic()
         self._lanes.refresh(lanes, now)
@@ -273,8 +281,16 @@ class Loop:
                 self._probe_at = self._keyed_at = 0.0
                 return
         if free and self._probe_at > now and not len(self._jobs):
+            if not self._looked_since_the_last_end(now):
+                self._probe_at = self._keyed_at = 0.0
+                return
             self.idle.set()
         self._wait(self._next_look(now) - now)
+
+    def _looked_since_the_last_end(self, now: float) -> bool:
+        """The last handler may have enqueued something after the last look."""
+        looks = [self._probed] + ([self._looked_keyed] if self._lanes.keyed_names(now) else [])
+        return min(looks) >= self._ended
 
     def _next_look(self, now: float) -> float:
         if not self.claiming or self._want() <= 0:
