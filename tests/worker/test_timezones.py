@@ -21,8 +21,9 @@ MOMENTS = ("run_at", "created_at", "updated_at", "started_at", "finished_at", "e
 
 
 @pytest.fixture(params=ZONES)
-def zone(request: pytest.FixtureRequest, engine: sa.Engine) -> str:
+def zone(request: pytest.FixtureRequest, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> str:
     """The zone of every connection that is made from now on."""
+    monkeypatch.delenv("PGTZ", raising=False)
     with engine.begin() as conn:
         name = conn.dialect.identifier_preparer.quote(str(engine.url.database))
         conn.exec_driver_sql(f"ALTER DATABASE {name} SET timezone = '{request.param}'")
