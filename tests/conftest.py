@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
 from collections.abc import Iterator
@@ -16,6 +17,17 @@ from sqlane_sa.demo.server import Server
 
 # A small log: the data may be in memory.
 SETTINGS = {"full_page_writes": False, "max_connections": 200, "max_wal_size": "256MB"}
+
+
+@pytest.fixture(autouse=True)
+def loggers_stay_enabled() -> Iterator[None]:
+    """The `fileConfig` of an env.py disables the loggers that exist, and a later test would miss what they say."""
+    yield
+    loggers = [logging.getLogger(name) for name in logging.root.manager.loggerDict if name.startswith("sqlane_sa")]
+    disabled = [logger for logger in loggers if logger.disabled]
+    for logger in disabled:
+        logger.disabled = False
+    assert not disabled, f"the test left {disabled} disabled; give fileConfig disable_existing_loggers=False"
 
 
 class GivenServer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import re
 import signal
 import subprocess
@@ -19,6 +18,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import sqlane_sa
 from sqlane_sa import Job, Queue, migrations
+from tests.conftest import new_database
+from tests.migrations.project import Project
 from tests.support import wait_until
 
 README = Path(__file__).parents[2] / "README.md"
@@ -58,25 +59,15 @@ def test_first_block(engine_with_users: sa.Engine, capfd: pytest.CaptureFixture[
 
 def test_migration_block(server: object, admin: sa.Engine, tmp_path: Path) -> None:
     """In a revision of a chain made by `alembic init`, up and down."""
-    from alembic import command
-    from alembic.config import Config
-
-    from tests.conftest import new_database
-
     with new_database(admin) as name:
         url = server.url(name, tcp=True)  # type: ignore[attr-defined]
-        config = Config(tmp_path / "alembic.ini", stdout=io.StringIO())
-        command.init(config, str(tmp_path / "chain"))
-        config.set_main_option("sqlalchemy.url", url.replace("%", "%%"))
-        script = command.revision(config, "job queue")
-        path = Path(script.path)  # type: ignore[union-attr]
-        head = path.read_text().split("def upgrade")[0]
-        path.write_text(head + MIGRATION)
+        app = Project(tmp_path / "project", "generic", url)
+        app.revision("job queue", MIGRATION)
         engine = sa.create_engine(url, poolclass=sa.NullPool)
-        command.upgrade(config, "head")
+        app.run("upgrade", "head")
         migrations.check(engine, Queue())
         assert sa.inspect(engine).has_table("sqlane_jobs")
-        command.downgrade(config, "base")
+        app.run("downgrade", "base")
         assert not sa.inspect(engine).has_table("sqlane_jobs")
 
 
