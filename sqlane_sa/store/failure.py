@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row
@@ -14,7 +15,7 @@ from sqlane_sa.statement import BIG, INT, TEXT, TEXTS, Statement
 from sqlane_sa.store.insert import insert_jobs
 from sqlane_sa.store.locks import Locked, free_keys, lock_running
 from sqlane_sa.store.payloads import read_payload_texts
-from sqlane_sa.values.errors import PayloadError
+from sqlane_sa.values.errors import HandlerExitError, PayloadError
 from sqlane_sa.values.failure import error_dict, error_json
 from sqlane_sa.values.job import FailedJob, NewJob
 from sqlane_sa.values.payload import decode
@@ -115,7 +116,7 @@ def fail_locked(
 def _add_failure_job(conn: Connection, tables: Tables, failed: FailedJob, build: FailureBuilder) -> FailResult:
     try:
         with conn.begin_nested():
-            job = build(failed)
+            job = _built(build, failed)
             if job is None:
                 return FailResult(True)
             return FailResult(True, insert_jobs(conn, tables, jobs=[job])[0].id)
@@ -123,6 +124,19 @@ def _add_failure_job(conn: Connection, tables: Tables, failed: FailedJob, build:
         if isinstance(problem, DBAPIError) and _is_outage(problem):
             raise
         return FailResult(True, None, f"{type(problem).__name__}: {problem}"[:1000])
+
+
+def _built(build: FailureBuilder, failed: FailedJob) -> NewJob | None:
+    """The job to insert; without the payload of the failed one where both together pass the limits of a payload."""
+    try:
+        try:
+            return build(failed)
+        except PayloadError:
+            return build(replace(failed, payload=None))
+    except Exception:
+        raise
+    except BaseException as error:  # a SystemExit of the user's mutex_keys must not end the thread that fails the job
+        raise HandlerExitError(type(error).__name__) from error
 
 
 def _is_outage(error: DBAPIError) -> bool:

@@ -78,7 +78,7 @@ def delay_after(backoff: Callable[[int], object], attempt: int) -> float:
         value = backoff(attempt)
         delay = as_float(value)
         problem = f"returned {shown(value)}"
-    except Exception as error:
+    except BaseException as error:  # also a SystemExit: it must not end the thread that asks
         delay, problem = None, f"raised {shown(error)}"
     if delay is None or math.isnan(delay) or delay < 0:
         logger.warning("backoff %s %s for attempt %s; the default is used", shown(backoff), problem, attempt)

@@ -23,7 +23,7 @@ _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
 def describe_error(exc: BaseException, *, attempt: int | None = None) -> dict[str, Any]:
-    """`exc` as {"type", "message", "traceback"}, with "attempt" when given. Never raises an Exception.
+    """`exc` as {"type", "message", "traceback"}, with "attempt" when given. Never raises.
 
     "type" is the qualified class name, without "builtins."; "message" has at most 10,000 characters, "traceback" the
     last 30,000. The traceback begins with the causes and ends with the frame that raised; the message is not in it.
@@ -76,7 +76,7 @@ def _type_name(exc: BaseException) -> str:
 def _message(exc: BaseException, limit: int) -> str:
     try:
         return _capped(str(exc), limit)
-    except Exception as broken:
+    except BaseException as broken:  # a user's __str__ may raise anything
         return f"(no message: str() of the exception raised {type(broken).__name__})"
 
 
@@ -88,7 +88,7 @@ def _traceback(exc: BaseException) -> str:
             headline = f"{_type_name(other)}: {_message(other, _MAX_RELATED_CHARS)}"
             parts.append(f"{_frames(other.__traceback__)}{headline}\n\n{relation}\n\n")
         return "".join(reversed(parts))
-    except Exception as broken:
+    except BaseException as broken:
         return f"(no traceback: building it raised {type(broken).__name__})"
 
 

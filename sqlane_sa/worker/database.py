@@ -27,7 +27,8 @@ class HandlerEngine(OptionEngine):
     """The application's engine, events and options included, with a pool as large as the worker's concurrency.
 
     What transactional handlers run in: from the application's pool, which need not be as large, they would be refused
-    a connection after its timeout, or open and close one for each job. A NullPool stays one: something else pools.
+    a connection after its timeout, or open and close one for each job. A connection is tried before it is used, for one
+    that broke while it was idle must not cost a job an attempt. A NullPool stays one: something else pools.
     """
 
     pool: Pool = None  # type: ignore[assignment]  # in place of the property that finds the application's
@@ -45,7 +46,7 @@ def _like(old: Pool, size: int) -> Pool:
         pool_size=size,
         max_overflow=-1,
         recycle=old._recycle,
-        pre_ping=old._pre_ping,
+        pre_ping=True,
         reset_on_return=old._reset_on_return,
         dialect=old._dialect,
         _dispatch=old.dispatch,

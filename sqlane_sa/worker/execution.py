@@ -5,33 +5,37 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import time
+from contextlib import ExitStack
 from typing import Any
 
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError, TimeoutError
 
 from sqlane_sa import store
 from sqlane_sa.queue import Queue
-from sqlane_sa.values.backoff import delay_after
+from sqlane_sa.values.backoff import DEFAULT_BACKOFF, delay_after
+from sqlane_sa.values.duration import seconds
 from sqlane_sa.values.errors import AttemptsExhaustedError, HandlerExitError, JobTimeoutError, PayloadError, SqlaneError
 from sqlane_sa.values.failure import describe_error
 from sqlane_sa.values.outcome import Completed, Discard, Failed, Outcome, Released, Retried, Retry, Snooze
 from sqlane_sa.values.payload import decode
-from sqlane_sa.worker.context import JobContext, Transaction
+from sqlane_sa.worker.context import JobContext, Transaction, only_ours
 from sqlane_sa.worker.running import LEASE_LOST, SHUTDOWN, TIMEOUT, RunningJob
 from sqlane_sa.worker.service import first_line
 
 log = logging.getLogger("sqlane_sa.worker")
 
 COMPLETED = Completed()
-READ_AGAIN_DELAY = 1.0
+NOT_BEGUN_DELAY = 1.0
 
 
 class LeaseLostError(SqlaneError):
     """The job was taken over by another worker before its transaction could complete it."""
 
 
-class PayloadNotReadError(SqlaneError):
-    """The database did not answer: no fault of the job, which has not begun."""
+class NotBegunError(SqlaneError):
+    """The database did not answer: no fault of the job, whose handler was not called."""
 
 
 class Execution:
@@ -55,13 +59,10 @@ class Execution:
             if job.definition.transactional:
                 self._run_transactional(job, payload)
                 return None
-            result = self._call(job, payload, JobContext(job, self._queue, self._transaction))
-            if result is not None and inspect.iscoroutine(result):
-                result.close()
-                raise TypeError("the handler returned a coroutine; define it with async def")
+            self._call_def(job, payload, JobContext(job, self._queue, self._transaction))
         except BaseException as error:
-            return self._outcome(job, error)
-        return self._outcome(job, None)
+            return self._settle(job, error)
+        return self._settle(job, None)
 
     async def run_async(self, job: RunningJob) -> Outcome | None:
         """Await an `async def` handler; None when the lease is over."""
@@ -71,8 +72,8 @@ class Execution:
             payload = self._payload(job, job.claimed.payload_text or await asyncio.to_thread(self._text, job))
             await self._call(job, payload, JobContext(job, self._queue, self._transaction))
         except BaseException as error:
-            return self._outcome(job, error)
-        return self._outcome(job, None)
+            return self._settle(job, error)
+        return self._settle(job, None)
 
     def _text(self, job: RunningJob) -> str | None:
         if job.claimed.payload_text is not None:
@@ -81,7 +82,7 @@ class Execution:
             with self._reading() as conn:
                 return store.read_payload_texts(conn, self._queue.tables, [job.id]).get(job.id)
         except DBAPIError as error:
-            raise PayloadNotReadError(f"the payload could not be read: {first_line(error)}") from error
+            raise NotBegunError(f"its payload could not be read: {first_line(error)}") from error
 
     def _payload(self, job: RunningJob, text: str | None) -> Any:
         claimed = job.claimed
@@ -96,18 +97,42 @@ class Execution:
         assert handler is not None
         return handler(payload, context) if job.definition.wants_context else handler(payload)
 
+    def _call_def(self, job: RunningJob, payload: Any, context: JobContext) -> None:
+        result = self._call(job, payload, context)
+        if result is not None and inspect.iscoroutine(result):
+            result.close()
+            raise TypeError("the handler returned a coroutine; define it with async def")
+
     def _run_transactional(self, job: RunningJob, payload: Any) -> None:
-        with self._transaction() as conn:
+        with ExitStack() as stack:
+            conn = self._begin(stack)
             context = JobContext(job, self._queue, self._transaction, conn)
-            try:
-                self._call(job, payload, context)
-                context.commit_session()
-            finally:
-                context.close_session()
+            with only_ours(conn):
+                try:
+                    self._call_def(job, payload, context)
+                    context.commit_session()
+                finally:
+                    context.close_session()
+            job.expire(time.monotonic())
             if job.cancelled == TIMEOUT:
                 raise JobTimeoutError(job.definition.timeout or 0.0)
+            job.completing = True
             if job.cancelled == LEASE_LOST or not store.complete(conn, self._queue.tables, jobs=[job]):
                 raise LeaseLostError("the lease was lost; the handler's transaction is rolled back")
+
+    def _begin(self, stack: ExitStack) -> Connection:
+        try:
+            return stack.enter_context(self._transaction())
+        except (DBAPIError, TimeoutError) as error:
+            raise NotBegunError(f"its transaction could not be opened: {first_line(error)}") from error
+
+    def _settle(self, job: RunningJob, error: BaseException | None) -> Outcome | None:
+        """The outcome, also where the exception that left the handler cannot even be looked at."""
+        try:
+            job.expire(time.monotonic())
+            return self._outcome(job, error)
+        except BaseException as broken:
+            return _attempt_lost(job, broken)
 
     def _outcome(self, job: RunningJob, error: BaseException | None) -> Outcome | None:
         if job.cancelled == LEASE_LOST:
@@ -132,15 +157,15 @@ def _not_started(job: RunningJob) -> Outcome | None:
 
 def outcome_of(job: RunningJob, error: BaseException) -> Outcome:
     """What an exception that left a handler means for its job."""
-    if isinstance(error, PayloadNotReadError):
+    if isinstance(error, NotBegunError):
         log.warning("job %s (%s) is released: %s", job.id, job.claimed.name, error)
-        return Released(READ_AGAIN_DELAY)
+        return Released(NOT_BEGUN_DELAY)
     if isinstance(error, Snooze):
-        return Released(error.delay)
+        return Released(seconds(error.delay, "Snooze.delay"))
     if isinstance(error, Discard):
-        return Failed(_described(job, error))
+        return _failed(job, _described(job, error))
     if isinstance(error, Retry):
-        return attempt_failed(job, error, error.delay)
+        return attempt_failed(job, error, None if error.delay is None else seconds(error.delay, "Retry.delay"))
     if isinstance(error, AttemptsExhaustedError):
         log.error("job %s (%s): %s", job.id, job.claimed.name, error)
         return Failed(_described(job, error))
@@ -156,14 +181,7 @@ def attempt_failed(job: RunningJob, error: BaseException, delay: float | None = 
     claimed = job.claimed
     described = _described(job, error)
     if claimed.attempt >= claimed.max_attempts:
-        log.warning(
-            "job %s (%s) failed for good, attempt %d: %s",
-            claimed.id,
-            claimed.name,
-            claimed.attempt,
-            described["message"],
-        )
-        return Failed(described)
+        return _failed(job, described)
     if delay is None:
         delay = delay_after(job.definition.backoff, claimed.attempt)
     if log.isEnabledFor(logging.INFO):
@@ -173,9 +191,34 @@ def attempt_failed(job: RunningJob, error: BaseException, delay: float | None = 
             claimed.name,
             delay,
             claimed.attempt,
-            described["message"],
+            _headline(described),
         )
+        log.debug("job %s: %s", claimed.id, described["traceback"])
     return Retried(delay, described)
+
+
+def _failed(job: RunningJob, described: dict[str, Any]) -> Failed:
+    claimed = job.claimed
+    log.warning(
+        "job %s (%s) failed for good, attempt %d: %s", claimed.id, claimed.name, claimed.attempt, _headline(described)
+    )
+    log.debug("job %s: %s", claimed.id, described["traceback"])
+    return Failed(described)
+
+
+def _headline(described: dict[str, Any]) -> str:
+    """Type and first line: the rest of a driver's message may hold parameters, and is kept with the job."""
+    first = described["message"].partition("\n")[0]
+    return f"{described['type']}: {first}"[:500]
+
+
+def _attempt_lost(job: RunningJob, broken: BaseException) -> Outcome:
+    """For an exception that is no use, such as a Snooze without its delay: a failed attempt, and what is wrong."""
+    described = _described(job, broken)
+    log.error("job %s (%s): its handler's exception is broken: %s", job.id, job.claimed.name, _headline(described))
+    if job.claimed.attempt >= job.claimed.max_attempts:
+        return Failed(described)
+    return Retried(DEFAULT_BACKOFF(job.claimed.attempt), described)
 
 
 def _described(job: RunningJob, error: BaseException) -> dict[str, Any]:

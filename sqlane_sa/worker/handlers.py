@@ -12,10 +12,13 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+from sqlane_sa.values.outcome import Outcome, Released
 from sqlane_sa.worker.execution import Execution
 from sqlane_sa.worker.running import LEASE_LOST, RunningJob, RunningJobs
 
 log = logging.getLogger("sqlane_sa.worker")
+
+NO_OUTCOME_DELAY = 1.0
 
 
 class Handlers:
@@ -90,16 +93,28 @@ class Handlers:
                 name = f"sqlane-handler-{self._threads}"
             else:
                 self._idle_threads -= 1
-        self._inbox.put(job)
-        if spawn:
+        if not spawn or self._spawn(name):
+            self._inbox.put(job)
+            return
+        with self._lock:
+            # It waits for the slot of another thread, and is handed back when there is none.
+            self._threads -= 1
+            self.occupied -= 1
+            self._ready.appendleft(job)
+
+    def _spawn(self, name: str) -> bool:
+        try:
             threading.Thread(target=self._work, name=name, daemon=True).start()
+        except RuntimeError as error:  # the system's limit of threads, or of memory for their stacks
+            log.error("%s could not be started: %s; its job waits", name, error)
+            return False
+        return True
 
     def _work(self) -> None:
         while (first := self._inbox.get()) is not None:
             job: RunningJob | None = first
             while job is not None:
-                self._begin(job)
-                outcome = self._execution.run(job)
+                outcome = self._run(job)
                 following = self._next()
                 self._jobs.finish(job, outcome)
                 if following is not None and following.definition.is_async:
@@ -108,6 +123,13 @@ class Handlers:
                 job = following
             with self._lock:
                 self._idle_threads += 1
+
+    def _run(self, job: RunningJob) -> Outcome | None:
+        try:
+            self._begin(job)
+            return self._execution.run(job)
+        except BaseException as error:
+            return _without_outcome(job, error)
 
     def _begin(self, job: RunningJob) -> None:
         now = time.monotonic()
@@ -131,14 +153,32 @@ class Handlers:
         for job in jobs:
             task = self._event_loop.create_task(self._run_async(job))
             job.cancel_task = partial(self._event_loop.call, task.cancel)
+            task.add_done_callback(partial(self._leave, job))
 
     async def _run_async(self, job: RunningJob) -> None:
-        self._begin(job)
-        outcome = await self._execution.run_async(job)
+        try:
+            self._begin(job)
+            outcome = await self._execution.run_async(job)
+        except BaseException as error:
+            outcome = _without_outcome(job, error)
+        self._end(job, outcome)
+
+    def _end(self, job: RunningJob, outcome: Outcome | None) -> None:
         following = self._next()
         self._jobs.finish(job, outcome)
         if following is not None:
             self._start([following])
+
+    def _leave(self, job: RunningJob, task: asyncio.Task[None]) -> None:
+        """A task that somebody cancelled before its first step ends without having run."""
+        if not job.ended:
+            self._end(job, Released(None))
+
+
+def _without_outcome(job: RunningJob, error: BaseException) -> Outcome:
+    """The last resort, whatever failed around the handler: the slot is given back, and the job with it."""
+    log.critical("job %s (%s) ended without an outcome; it is released", job.id, job.claimed.name, exc_info=error)
+    return Released(NO_OUTCOME_DELAY)
 
 
 class EventLoop:

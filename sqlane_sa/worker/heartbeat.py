@@ -53,6 +53,6 @@ class Heartbeat:
         with self._database.transaction() as conn:
             held = set(store.find_held(conn, self._tables, jobs=missing))
         for job in missing:
-            if job.id not in held and not job.ended:
+            if job.id not in held and not (job.ended or job.completing):
                 log.error("job %s (%s): another worker has taken it over; its lease is lost", job.id, job.claimed.name)
                 job.cancel(LEASE_LOST)

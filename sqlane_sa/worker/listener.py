@@ -6,8 +6,8 @@ The one place that knows a driver: SQLAlchemy has no LISTEN.
 from __future__ import annotations
 
 import logging
-import os
-import select
+import selectors
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Engine
 
 from sqlane_sa.schema import Tables
 from sqlane_sa.worker.database import own_engine
+from sqlane_sa.worker.service import first_line
 
 log = logging.getLogger("sqlane_sa.worker")
 
@@ -31,7 +32,7 @@ class Listener:
         self._channel = tables.channel
         self._wake = wake
         self._conn: Connection | None = None
-        self._stop_reader, self._stop_writer = os.pipe()
+        self._stop_reader, self._stop_writer = socket.socketpair()
         self._next_ping = 0.0
 
     @staticmethod
@@ -45,18 +46,22 @@ class Listener:
             # What was enqueued while nobody listened.
             self._wake()
         driver: Any = self._conn.connection.driver_connection  # type: ignore[union-attr]
-        wait = max(0.0, self._next_ping - time.monotonic())
-        ready, _, _ = select.select([driver.fileno(), self._stop_reader], [], [], wait)
+        ready = self._wait_for(driver.fileno())
         if self._stop_reader in ready:
             return 0.0
         if not ready:
-            self._ping(driver)
-        if list(driver.notifies(timeout=0)):
+            self._ping()
+        if self._notified(driver):
             self._wake()
         return 0.0
 
     def stop(self) -> None:
-        os.write(self._stop_writer, b".")
+        self._stop_writer.send(b".")
+
+    def release(self) -> None:
+        """Once the thread has ended."""
+        self._stop_reader.close()
+        self._stop_writer.close()
 
     def close(self) -> None:
         conn, self._conn = self._conn, None
@@ -72,6 +77,22 @@ class Listener:
         self._conn.exec_driver_sql(f"LISTEN {quoted}")
         self._next_ping = time.monotonic() + PING_INTERVAL
 
-    def _ping(self, driver: Any) -> None:
-        driver.execute("SELECT 1")
+    def _wait_for(self, fileno: int) -> list[object]:
+        # Not select.select, which ends at file number 1023.
+        with selectors.DefaultSelector() as selector:
+            for each in (fileno, self._stop_reader):
+                selector.register(each, selectors.EVENT_READ)
+            ready = selector.select(max(0.0, self._next_ping - time.monotonic()))
+        return [key.fileobj for key, _ in ready]
+
+    def _notified(self, driver: Any) -> bool:
+        try:
+            return bool(list(driver.notifies(timeout=0)))
+        except self._engine.dialect.loaded_dbapi.Error as error:
+            # A lost connection, and to the service no fault of the code.
+            raise ConnectionError(first_line(error)) from error
+
+    def _ping(self) -> None:
+        assert self._conn is not None
+        self._conn.exec_driver_sql("SELECT 1").close()
         self._next_ping = time.monotonic() + PING_INTERVAL

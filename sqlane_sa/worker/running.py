@@ -30,6 +30,7 @@ class RunningJob:
         "cancel_task",
         "cancelled",
         "claimed",
+        "completing",
         "deadline",
         "definition",
         "ended",
@@ -47,6 +48,8 @@ class RunningJob:
         self.started_at: float | None = None
         self.deadline: float | None = None
         self.ended = False
+        self.completing = False
+        """Whether the handler's own transaction is completing it: then it is neither running nor lost for a moment."""
         self.error: BaseException | None = None
         self.cancelled: str | None = None
         self.cancel_task: Callable[[], None] | None = None
@@ -86,6 +89,12 @@ class RunningJob:
         # A task cancelled before its first step would end without a word; one that starts looks at the reason itself.
         if self.cancel_task is not None and self.started_at is not None and not self.ended:
             self.cancel_task()
+
+    def expire(self, now: float) -> None:
+        """Its deadline may have passed unseen: the process was paused, or the timer has not looked yet."""
+        if self.deadline is not None and self.deadline <= now:
+            with _event_lock:
+                self.cancelled = self.cancelled or TIMEOUT
 
 
 Finished = tuple[RunningJob, Outcome | None]

@@ -15,6 +15,7 @@ from sqlane_sa.worker.running import LEASE_LOST, TIMEOUT, RunningJob, RunningJob
 log = logging.getLogger("sqlane_sa.worker")
 
 LOOK_INTERVAL = 1.0
+MIN_CLEARED = 64
 
 
 class Timer:
@@ -39,9 +40,16 @@ class Timer:
         assert job.deadline is not None
         with self._lock:
             heapq.heappush(self._heap, (job.deadline, next(self._order), job))
+            self._clear()
             first = self._heap[0][2] is job
         if first:
             self.wake.set()
+
+    def _clear(self) -> None:
+        """Forget jobs that ended long before their deadlines, and their payloads, once they are most of the heap."""
+        if len(self._heap) > max(MIN_CLEARED, 2 * len(self._jobs)):
+            self._heap = [entry for entry in self._heap if not entry[2].ended]
+            heapq.heapify(self._heap)
 
     def run_once(self) -> float:
         """Cancel what is over its deadline or its lease; seconds until the next look."""

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
 
 from sqlane_sa.queue import Queue
 from sqlane_sa.values.errors import HandleError, WorkerError
@@ -124,7 +125,7 @@ class Worker:
         self._failure = None
         # On the application's engine: its first connection makes the dialect ready, for one thread at a time. Engines
         # of our own share the dialect, and would not wait for each other.
-        check_schema(self._engine, self.queue)
+        _check_schema_twice(self._engine, self.queue)
         own = own_engine(self._engine)
         self._parts = Parts(self, own, self._engine, self._options)
         self._parts.start()
@@ -263,9 +264,20 @@ class Parts:
             self.listener.stop()
         self.timer.wake.set()
         self.jobs.wake.set()
-        for service in self.services:
-            service.join(1.0)
+        ended = [service.join(1.0) for service in self.services]
+        if self.listener and all(ended):
+            self.listener.release()
         self._handler_engine.dispose()
+
+
+def _check_schema_twice(engine: Engine, queue: Queue) -> None:
+    """A connection that broke while it was idle in the application's pool takes the whole pool with it."""
+    try:
+        check_schema(engine, queue)
+    except DBAPIError as error:
+        if not error.connection_invalidated:
+            raise
+        check_schema(engine, queue)
 
 
 def check_schema(engine: Engine, queue: Queue) -> None:

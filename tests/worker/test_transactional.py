@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +11,9 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqlane_sa import DefinitionError, Job, JobContext, Queue, Snooze
+from sqlane_sa import DefinitionError, Job, JobContext, Queue, Snooze, SqlaneError, Worker
 from tests.support import wait_until
+from tests.worker.conftest import SHORT
 
 Read = Callable[[str], Job]
 Sql = Callable[..., list[Any]]
@@ -149,3 +151,102 @@ def test_other_handlers_have_no_connection(queue: Queue, run: Any, enqueue: Any,
     enqueue("plain")
     run()
     assert len(raised) == 1
+
+
+@pytest.mark.parametrize("swallowed", [False, True])
+@pytest.mark.parametrize("by", ["connection", "the session's connection", "the transaction"])
+def test_a_commit_of_the_handler_is_refused(
+    queue: Queue, run: Any, enqueue: Any, job: Read, effects: Any, by: str, swallowed: bool
+) -> None:
+    """It would keep the effects of an attempt whose job does not complete with them."""
+
+    @queue.job("write", transactional=True, max_attempts=1)
+    def handler(payload: Any, ctx: JobContext) -> None:
+        ctx.connection.execute(sa.text("INSERT INTO effects (note) VALUES ('mine')"))
+        transaction = ctx.connection.get_transaction()
+        assert transaction is not None
+        commit = {
+            "connection": ctx.connection.commit,
+            "the session's connection": lambda: ctx.session.connection().commit(),
+            "the transaction": transaction.commit,
+        }[by]
+        with contextlib.suppress(*[SqlaneError] if swallowed else []):
+            commit()
+
+    id_ = enqueue("write")
+    run()
+    failed = job(id_)
+    assert effects() == []
+    assert failed.status == "failed"
+    assert "must not commit" in (failed.last_error or {})["message"]
+
+
+def test_a_coroutine_is_no_result(queue: Queue, run: Any, enqueue: Any, job: Read) -> None:
+    async def work(payload: Any) -> None:
+        raise AssertionError("never awaited")
+
+    queue.job("lambda", transactional=True, max_attempts=1)(lambda payload: work(payload))
+    id_ = enqueue("lambda")
+    run()
+    assert job(id_).status == "failed"
+    assert "async def" in (job(id_).last_error or {})["message"]
+
+
+def test_a_connection_that_broke_while_idle_costs_no_attempt(
+    queue: Queue, work: Any, enqueue: Any, job: Read, sql: Sql
+) -> None:
+    pids: list[int] = []
+
+    @queue.job("write", transactional=True, max_attempts=1)
+    def handler(payload: Any, ctx: JobContext) -> None:
+        pids.append(ctx.connection.scalar(sa.text("SELECT pg_backend_pid()")) or 0)
+
+    work()
+    for _ in range(2):
+        id_ = enqueue("write")
+        wait_until(lambda: job(id_).status == "completed")  # noqa: B023
+        sql("SELECT pg_terminate_backend(:pid)", pid=pids[-1])
+    assert pids[0] != pids[1]
+
+
+def test_a_transaction_that_cannot_be_opened_costs_no_attempt(
+    queue: Queue, run: Any, enqueue: Any, job: Read, engine: sa.Engine, database_url: str
+) -> None:
+    """The server refuses another connection; the handler was not called."""
+    on, refused = sa.create_engine(database_url), iter(range(1))
+
+    @sa.event.listens_for(on, "do_connect")
+    def refuse(dialect: Any, record: Any, args: Any, options: dict[str, Any]) -> None:
+        if threading.current_thread().name.startswith("sqlane-handler") and next(refused, None) is not None:
+            options["dbname"] = "no such database"
+
+    called: list[int] = []
+    queue.job("write", transactional=True, max_attempts=1)(lambda payload, ctx: called.append(ctx.attempt))
+    id_ = enqueue("write")
+    with Worker(on, queue, **SHORT):
+        wait_until(lambda: job(id_).status == "completed")
+    on.dispose()
+    assert called == [1]
+    assert next(refused, None) is None
+
+
+def test_sessions_from_a_read_only_period_are_not_used_again(
+    queue: Queue, work: Any, enqueue: Any, job: Read, effects: Any, engine: sa.Engine, sql: Sql
+) -> None:
+    """B29: after the switch old sessions would be read-only for ever; the next attempt has a new one."""
+    effects()
+    pids: set[int] = set()
+
+    @queue.job("write", transactional=True, max_attempts=2, backoff=lambda attempt: 0)
+    def handler(payload: Any, ctx: JobContext) -> None:
+        if ctx.attempt == 1:
+            ctx.connection.execute(sa.text("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY"))
+            ctx.connection.execute(sa.text("SET TRANSACTION READ ONLY"))
+        pids.add(ctx.connection.scalar(sa.text("SELECT pg_backend_pid()")) or 0)
+        ctx.connection.execute(sa.text("INSERT INTO effects (note) VALUES ('mine')"))
+
+    work(concurrency=1)
+    id_ = enqueue("write")
+    wait_until(lambda: job(id_).status == "completed")
+    assert effects() == ["mine"]
+    assert len(pids) == 2

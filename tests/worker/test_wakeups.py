@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import resource
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 import sqlalchemy as sa
 
-from sqlane_sa import Job, JobContext, Queue
+from sqlane_sa import Job, JobContext, Queue, Worker
 from tests.support import wait_until
+from tests.worker.conftest import SHORT
 
 Read = Callable[[str], Job]
 Sql = Callable[..., list[Any]]
@@ -139,3 +144,35 @@ def test_notifications_are_sent_only_while_somebody_sleeps(
             conn.rollback()
         assert len(list(listener.notifies(timeout=5, stop_after=1))) == 1
         assert list(listener.notifies(timeout=0)) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts the open files in /proc")
+def test_no_files_are_left_open(queue: Queue, engine: sa.Engine) -> None:
+    queue.job("quick")(lambda payload: None)
+
+    def run() -> int:
+        Worker(engine, queue, **SHORT).run_until_idle()
+        gc.collect()
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    run()
+    before = run()
+    assert run() <= before
+
+
+def test_a_process_with_many_open_files(queue: Queue, asleep: Any, enqueue: Any, job: Read) -> None:
+    """select() cannot wait for files numbered 1024 and up."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 3000:
+        pytest.skip(f"this account may open {hard} files only")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3000, hard))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        queue.job("quick")(lambda payload: None)
+        asleep()
+        id_ = enqueue("quick")
+        wait_until(lambda: job(id_).status == "completed")
+    finally:
+        for each in files:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
