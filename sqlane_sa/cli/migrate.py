@@ -66,7 +66,7 @@ def upgrade(ctx: click.Context, /, revision: str, sql: bool, start: str | None, 
 def downgrade(ctx: click.Context, /, revision: str, sql: bool, start: str | None, **place: str | None) -> None:
     """Take the tables back to REVISION; "base" drops them with their jobs.
 
-    Stop the workers first: dropping a table waits two seconds for the transactions that use it, and then gives up.
+    Stop the workers first: dropping a table waits 1.5 s for the transactions that use it, and then gives up.
     """
     at = _place(ctx, place)
     if _wants_script(sql, start):
