@@ -18,8 +18,9 @@ from sqlane_sa.migrations.bind import untranslated
 from sqlane_sa.migrations.filters import Ownership
 from sqlane_sa.migrations.runner import behind
 from sqlane_sa.migrations.target import Target, configured
+from sqlane_sa.migrations.unrecorded import refuse_unrecorded
 from sqlane_sa.schema import PLACE
-from sqlane_sa.values.errors import SchemaAheadError
+from sqlane_sa.values.errors import SchemaError
 
 
 class UpgradeTables(MigrateOperation):
@@ -55,7 +56,7 @@ class DowngradeTables(MigrateOperation):
 def compare(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispatchResult:
     """Add the call for every queue that is behind; hide the queues' tables from whoever compares after this.
 
-    Raises `CommandError` when a newer version of the package has migrated a queue.
+    Raises `CommandError` when a newer version of the package has migrated a queue, or no revision made its tables.
     """
     targets = queues_of(context)
     _hide(context, Ownership(targets))
@@ -78,8 +79,10 @@ def queues_of(context: AutogenContext) -> list[Target]:
 def _missing(conn: Connection, at: Target) -> list[UpgradeTables]:
     found = version.read(conn, version.version_table(at))
     try:
+        if found is None:
+            refuse_unrecorded(conn, at)
         complete = chain.recorded_number(found) == chain.number("head")
-    except SchemaAheadError as error:
+    except SchemaError as error:
         raise CommandError(str(error)) from error
     return [] if complete else [UpgradeTables(at, found)]
 

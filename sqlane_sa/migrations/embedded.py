@@ -14,7 +14,11 @@ from sqlane_sa.migrations import chain, version
 from sqlane_sa.migrations.bind import refuse_autocommit, refuse_other_databases, untranslated
 from sqlane_sa.migrations.patience import impatient
 from sqlane_sa.migrations.target import Target, running
-from sqlane_sa.values.errors import DefinitionError, SchemaError
+from sqlane_sa.migrations.unrecorded import refuse_unrecorded
+from sqlane_sa.values.errors import DefinitionError, SchemaError, SqlaneError
+
+DIRECTLY = {"upgrade": "apply", "downgrade": "revert"}
+"""What does the same without Alembic."""
 
 
 def upgrade(to: str | None, from_: str | None = None, prefix: str = "sqlane_", schema: str | None = None) -> None:
@@ -23,15 +27,19 @@ def upgrade(to: str | None, from_: str | None = None, prefix: str = "sqlane_", s
     `from_` None: before the first. `to` is an id, such as "sqlane_0001" or "0001"; None is the newest of the installed
     package, which is another one after an update: name it. The schema must exist. Works offline (`--sql`).
     Raises `DefinitionError` for an unknown revision, `SchemaError` when the database is not at `from_`,
-    `SchemaBusyError` when a transaction of others keeps a table for two seconds (or the connection's own
-    `lock_timeout`), `AutocommitError` and `HandleError` (not PostgreSQL).
+    `SchemaBehindError` when the tables are there and no revision made them, `SchemaBusyError` when a transaction of
+    others keeps a table for two seconds (or the connection's own `lock_timeout`), `AutocommitError`, `HandleError` (not
+    PostgreSQL), and `SqlaneError` outside a revision that Alembic runs.
     """
     at = Target(prefix, schema)
     start, end = chain.number(from_ or "base"), chain.number(to or "head")
     _check_direction("upgrade", older=start, newer=end, from_=from_, to=to)
     with _under_alembic(at, "upgrade") as context:
         if not context.as_sql:
-            _check_start(_lock_and_read(context, at), start, at, "upgrade")
+            found = _lock_and_read(context, at)
+            if found is None:
+                refuse_unrecorded(_connection(context), at)
+            _check_start(found, start, at, "upgrade")
         with _impatient(context, at, start):
             for script in chain.between(start, end):
                 script.module.upgrade()
@@ -62,7 +70,7 @@ def downgrade(
 @contextmanager
 def _under_alembic(at: Target, function: str) -> Iterator[MigrationContext]:
     """The context of the revision that runs, with the target set for the packaged ones."""
-    context = op.get_context()
+    context = _context(function)
     refuse_other_databases(context.dialect, f"migrations.{function}()")
     with running(at, Operations(context)):
         if context.as_sql:
@@ -71,6 +79,27 @@ def _under_alembic(at: Target, function: str) -> Iterator[MigrationContext]:
         refuse_autocommit(_connection(context), f"migrations.{function}()")
         with untranslated(_connection(context)):
             yield context
+
+
+def _context(function: str) -> MigrationContext:
+    context = _context_of_alembic()
+    if context is None:
+        raise SqlaneError(
+            f"migrations.{function}() works only in a revision that Alembic runs; call it in the {function}() of one, "
+            f"or use migrations.{DIRECTLY[function]}(engine, queue)"
+        )
+    return context
+
+
+def _context_of_alembic() -> MigrationContext | None:
+    try:
+        context = op.get_context()
+    # No environment runs (the second: any more).
+    except (NameError, AttributeError):
+        return None
+    # Alembic leaves the context of a revision that failed.
+    over = not context.as_sql and _connection(context).closed
+    return None if over else context
 
 
 @contextmanager

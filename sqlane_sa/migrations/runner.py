@@ -10,6 +10,7 @@ from sqlane_sa.migrations import calls, chain, version
 from sqlane_sa.migrations.bind import reading, writing
 from sqlane_sa.migrations.patience import impatient
 from sqlane_sa.migrations.target import Target, running, target_of
+from sqlane_sa.migrations.unrecorded import refuse_unrecorded
 from sqlane_sa.values.errors import SchemaBehindError
 
 
@@ -21,7 +22,8 @@ def apply(bind: object, queue: object, revision: str = "head") -> list[str]:
     that every process may call it at its start: of several at once, one migrates and the others wait for it.
     Raises `DefinitionError` for an unknown revision, `SchemaAheadError` when a newer version of the package has
     migrated the tables, `SchemaBusyError` when a transaction of others keeps a table for two seconds (or the
-    connection's own `lock_timeout`), `HandleError` and `AutocommitError` for a bind that it cannot use.
+    connection's own `lock_timeout`), `SchemaBehindError` when the tables are there and no revision made them,
+    `HandleError` and `AutocommitError` for a bind that it cannot use.
     """
     at, wanted = target_of(queue), chain.number(revision)
     table = version.version_table(at)
@@ -32,6 +34,8 @@ def apply(bind: object, queue: object, revision: str = "head") -> list[str]:
         version.lock(conn, table)
         # Read again: whoever held the lock may have done the work.
         found = version.read(conn, table)
+        if found is None:
+            refuse_unrecorded(conn, at)
         return _run(conn, at, found, wanted) if chain.recorded_number(found) < wanted else []
 
 
@@ -68,6 +72,8 @@ def check(bind: object, queue: object) -> None:
     at = target_of(queue)
     with reading(bind, "check") as conn:
         found = version.read(conn, version.version_table(at))
+        if found is None:
+            refuse_unrecorded(conn, at)
     if chain.recorded_number(found) != chain.number("head"):
         raise SchemaBehindError(f"{behind(at, found)}; {_next_step(at, found)}", current=found, head=chain.head())
 
@@ -80,7 +86,10 @@ def behind(at: Target, found: str | None) -> str:
 
 def _next_step(at: Target, found: str | None) -> str:
     call = calls.upgrade_call(at, to=chain.head(), from_=found)
-    return f"run `{calls.command(at)}`, or, where an Alembic chain has them, bring it to a revision with {call}"
+    return (
+        f"run `alembic upgrade head` if an Alembic chain of yours has them (with a revision that calls {call}), "
+        f"or else run `{calls.command(at)}`"
+    )
 
 
 def _run(conn: Connection, at: Target, found: str | None, wanted: int) -> list[str]:

@@ -61,7 +61,7 @@ def test_an_error_in_a_later_revision_undoes_the_earlier(empty: sa.Engine) -> No
     migrations.apply(empty, Tables(), "0001")
     with empty.begin() as conn:
         conn.exec_driver_sql("ALTER TABLE sqlane_sleepers ADD extra text")
-        conn.exec_driver_sql("CREATE TABLE other_jobs ()")
+        conn.exec_driver_sql("CREATE TABLE other_sleepers ()")
     with pytest.raises(ProgrammingError):
         migrations.apply(empty, Tables())
     assert migrations.current(empty, Tables()) == "sqlane_0001"

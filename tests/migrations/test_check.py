@@ -27,8 +27,9 @@ def test_missing_tables(empty: sa.Engine) -> None:
         migrations.check(empty, Queue("my_", "mine"))
     assert str(caught.value) == (
         f"the tables 'my_*' in schema 'mine' are not in the database, and this version of sqlane_sa needs {HEAD}; "
-        "run `sqlane migrate --prefix my_ --schema mine`, or, where an Alembic chain has them, bring it to a revision "
-        "with migrations.upgrade(to='0001', prefix='my_', schema='mine')"
+        "run `alembic upgrade head` if an Alembic chain of yours has them (with a revision that calls "
+        "migrations.upgrade(to='0001', prefix='my_', schema='mine')), or else run "
+        "`sqlane migrate --prefix my_ --schema mine`"
     )
     assert (caught.value.current, caught.value.head) == (None, HEAD)
 
@@ -40,8 +41,8 @@ def test_tables_that_are_behind(empty: sa.Engine) -> None:
         migrations.check(empty, Queue())
     assert str(caught.value) == (
         "the tables 'sqlane_*' are at revision sqlane_0001, and this version of sqlane_sa needs sqlane_0002; "
-        "run `sqlane migrate`, or, where an Alembic chain has them, bring it to a revision with "
-        "migrations.upgrade(to='0002', from_='0001')"
+        "run `alembic upgrade head` if an Alembic chain of yours has them (with a revision that calls "
+        "migrations.upgrade(to='0002', from_='0001')), or else run `sqlane migrate`"
     )
     assert (caught.value.current, caught.value.head) == ("sqlane_0001", "sqlane_0002")
 

@@ -9,7 +9,7 @@ from alembic import command
 
 from sqlane_sa import migrations
 from sqlane_sa.queue import Queue
-from sqlane_sa.values.errors import AutocommitError, DefinitionError, HandleError, SchemaError
+from sqlane_sa.values.errors import AutocommitError, DefinitionError, HandleError, SchemaError, SqlaneError
 
 if TYPE_CHECKING:
     from conftest import Application
@@ -155,6 +155,30 @@ def test_calls_that_cannot_be_meant(application: "Application", call: str, messa
     application.revision("a1", None, call)
     with pytest.raises(DefinitionError, match=message):
         application.upgrade()
+
+
+@pytest.mark.parametrize(("function", "directly"), [("upgrade", "apply"), ("downgrade", "revert")])
+def test_a_call_outside_a_revision_names_the_right_one(
+    application: "Application", function: str, directly: str
+) -> None:
+    """Also when revisions have run in this process before, and failed."""
+
+    def call() -> None:
+        with pytest.raises(SqlaneError) as caught:
+            getattr(migrations, function)("0001", "0001")
+        assert str(caught.value) == (
+            f"migrations.{function}() works only in a revision that Alembic runs; call it in the {function}() of one, "
+            f"or use migrations.{directly}(engine, queue)"
+        )
+
+    call()
+    application.revision("a1")
+    application.revision("a2", "a1", "1 / 0")
+    application.upgrade("a1")
+    call()
+    with pytest.raises(ZeroDivisionError):
+        application.upgrade()
+    call()
 
 
 def test_other_databases_are_refused(application: "Application") -> None:

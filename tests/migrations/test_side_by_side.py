@@ -20,7 +20,7 @@ from tests.store.test_statements import STATEMENTS
 
 REPOSITORY = Path(migrations.__file__).parents[2]
 AHEAD = "the database is at revision sqlane_0002, and this version of sqlane_sa knows none after sqlane_0001; install"
-BEHIND = "are at revision sqlane_0001, and this version of sqlane_sa needs sqlane_0002; run `sqlane migrate"
+BEHIND = "are at revision sqlane_0001, and this version of sqlane_sa needs sqlane_0002; run `alembic upgrade head`"
 
 # With the public names of the first release. A line on its stdin says that the tables have been migrated.
 OLD_CODE = """
