@@ -16,13 +16,13 @@ A row of `waits` counts only with its pending job: rows left over from jobs chan
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Double
 
-from sqlane_sa.schema import Tables, moment
+from sqlane_sa.schema import Tables
 from sqlane_sa.statement import INT, INTS, SMALL, TEXT, TEXTS, Statement, Types
+from sqlane_sa.store.reading import readable
 
 WINDOW = 500
 HEADS = 2000
@@ -32,10 +32,13 @@ class Candidate(NamedTuple):
     id: str
     name: str
     priority: int
-    run_at: datetime
+    run_at: float
 
 
-_COLUMNS: Types = {"id": TEXT, "job_name": TEXT, "priority": SMALL, "run_at": moment()}
+# A number, which every driver can compare: of a time that is far away, some make a text.
+_EPOCH = "CAST(extract(epoch FROM " + readable("{0}.run_at") + ") AS double precision)"
+
+_COLUMNS: Types = {"id": TEXT, "job_name": TEXT, "priority": SMALL, "run_at": Double()}
 
 # One lane per (name, priority): with the priority fixed, run_at is an index bound, and jobs that are not due yet,
 # however good their priority, are never walked over.
@@ -72,8 +75,8 @@ _STARTABLE = """
 
 PLAIN = Statement(
     _LANES.replace("KEYED", "NULL")
-    + """
-SELECT c.id, l.job_name, l.priority, c.run_at FROM lane AS l CROSS JOIN LATERAL ("""
+    + f"""
+SELECT c.id, l.job_name, l.priority, {_EPOCH.format("c")} AS run_at FROM lane AS l CROSS JOIN LATERAL ("""
     + _DUE_IN_LANE.replace("KEYED", "NULL")
     + " LIMIT l.max_rows) AS c",
     {"names": TEXTS, "limits": INTS},
@@ -83,8 +86,8 @@ SELECT c.id, l.job_name, l.priority, c.run_at FROM lane AS l CROSS JOIN LATERAL 
 # A row without an id says that the window of its lane is full.
 WINDOWED = Statement(
     _LANES.replace("KEYED", "NOT NULL")
-    + """
-SELECT s.id, l.job_name, l.priority, s.run_at FROM lane AS l CROSS JOIN LATERAL (
+    + f"""
+SELECT s.id, l.job_name, l.priority, {_EPOCH.format("s")} AS run_at FROM lane AS l CROSS JOIN LATERAL (
     SELECT c.id, c.run_at FROM ("""
     + _DUE_IN_LANE.replace("KEYED", "NOT NULL")
     + " LIMIT :window) AS c WHERE "
@@ -118,7 +121,9 @@ WITH RECURSIVE line AS (
         ORDER BY w.run_at, w.job_id LIMIT 1) AS h
     WHERE h.job_name = ANY(CAST(:names AS text[]))
 )
-SELECT c.id, c.job_name, c.priority, c.run_at FROM head AS c WHERE """
+SELECT c.id, c.job_name, c.priority, """
+    + _EPOCH.format("c")
+    + """ AS run_at FROM head AS c WHERE """
     + _STARTABLE
     + """
 UNION ALL

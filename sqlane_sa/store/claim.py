@@ -21,6 +21,7 @@ from sqlalchemy.types import TypeEngine
 from sqlane_sa.schema import Tables, moment
 from sqlane_sa.statement import BIG, INT, INTS, SMALL, TEXT, TEXTS, Statement
 from sqlane_sa.store.payloads import INLINE_BYTES
+from sqlane_sa.store.reading import distinct_keys, readable
 from sqlane_sa.values.duration import seconds, to_ms
 from sqlane_sa.values.job import ClaimedJob
 
@@ -38,8 +39,8 @@ class DueJob(NamedTuple):
 Pick = Callable[[Sequence[DueJob], Collection[str]], Iterable[DueJob]]
 
 LOCK_DUE = Statement(
-    """
-SELECT id, job_name, priority, run_at, mutex_keys FROM {jobs}
+    f"""
+SELECT id, job_name, priority, {readable("run_at")} AS run_at, mutex_keys FROM {{jobs}}
 WHERE id = ANY(CAST(:ids AS text[])) AND status = 'pending' AND run_at <= statement_timestamp()
 FOR UPDATE SKIP LOCKED""",
     {"ids": TEXTS},
@@ -74,14 +75,15 @@ PUT_BACK = Statement(
     {"ids": TEXTS, "lock_token": TEXT},
 )
 
-_SET_RUNNING = """
-UPDATE {jobs} SET status = 'running', lock_token = :lock_token, locked_by = :locked_by,
+_SET_RUNNING = f"""
+UPDATE {{jobs}} SET status = 'running', lock_token = :lock_token, locked_by = :locked_by,
     locked_until = statement_timestamp() + CAST(:lease_ms AS bigint) * interval '1 millisecond',
     started_at = statement_timestamp(), timed_out_at = NULL, updated_at = statement_timestamp()
 WHERE id = ANY(IDS)
-RETURNING id, job_name, attempts, max_attempts, stalls, max_stalls, mutex_keys, failure_job, lock_token, created_at,
-    CAST(extract(epoch FROM statement_timestamp() - run_at) * 1000 AS double precision) AS waited_ms,
-    priority, run_at"""
+RETURNING id, job_name, attempts, max_attempts, stalls, max_stalls, mutex_keys, failure_job, lock_token,
+    {readable("created_at")} AS created_at,
+    CAST(extract(epoch FROM statement_timestamp() - {readable("run_at")}) * 1000 AS double precision) AS waited_ms,
+    priority, {readable("run_at")} AS run_at"""
 
 _CLAIMED: dict[str, TypeEngine[Any]] = {
     "id": TEXT,
@@ -185,7 +187,7 @@ def claim(
         "locked_by": locked_by,
         "lease_ms": to_ms(seconds(lease, "lease")),
     }
-    started = {row.id: ClaimedJob(*row) for row in conn.execute(START.on(tables), parameters)}
+    started = {row.id: _claimed(ClaimedJob(*row)) for row in conn.execute(START.on(tables), parameters)}
     if keys:
         conn.execute(LEAVE_LINES.on(tables), {"ids": [row.id for row in chosen if row.mutex_keys]})
     return [started[row.id] for row in chosen]
@@ -223,7 +225,12 @@ def _lock_due(conn: Connection, tables: Tables, ids: Sequence[str]) -> list[DueJ
         return []
     place = {id_: index for index, id_ in enumerate(ids)}
     rows = [DueJob._make(row) for row in conn.execute(LOCK_DUE.on(tables), {"ids": list(ids)})]
+    rows = [row._replace(mutex_keys=distinct_keys(row.mutex_keys)) for row in rows]
     return sorted(rows, key=lambda row: place[row.id])
+
+
+def _claimed(job: ClaimedJob) -> ClaimedJob:
+    return job if job.mutex_keys is None else job._replace(mutex_keys=distinct_keys(job.mutex_keys))
 
 
 def _read_busy(conn: Connection, tables: Tables, keys: list[str]) -> tuple[datetime, set[str]]:

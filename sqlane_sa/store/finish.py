@@ -96,6 +96,7 @@ WITH input AS (
 ), waiting AS (
     INSERT INTO {waits} (mutex_key, run_at, job_id)
     SELECT k.mutex_key, c.run_at, c.id FROM changed AS c CROSS JOIN LATERAL unnest(c.mutex_keys) AS k(mutex_key)
+    WHERE k.mutex_key IS NOT NULL
     ON CONFLICT DO NOTHING
 )
 SELECT id FROM changed"""

@@ -140,7 +140,7 @@ def _parameters(tables: Tables, ids: list[str], jobs: Sequence[NewJob]) -> dict[
         "run_ats": [_utc(job.run_at) for job in jobs],
         "delays_ms": [job.delay_ms for job in jobs],
         # As literals: unnest() would flatten an array of arrays.
-        "mutex_keys": [array_literal(job.mutex_keys) if job.mutex_keys else None for job in jobs],
+        "mutex_keys": [array_literal(dict.fromkeys(job.mutex_keys)) if job.mutex_keys else None for job in jobs],
         "max_attempts": [job.max_attempts for job in jobs],
         "max_stalls": [job.max_stalls for job in jobs],
         "failure_jobs": [job.failure_job for job in jobs],

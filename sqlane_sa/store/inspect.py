@@ -8,18 +8,25 @@ from sqlalchemy import Connection
 
 from sqlane_sa.schema import Tables, moment
 from sqlane_sa.statement import BIG, INT, SMALL, TEXT, TEXTS, Statement
+from sqlane_sa.store.reading import distinct_keys, readable
 from sqlane_sa.values.errors import PayloadError
 from sqlane_sa.values.job import Job, NameStats
 from sqlane_sa.values.payload import decode
 
+
+def _time(column: str) -> str:
+    return f"{readable('j.' + column)} AS {column}"
+
+
 # JSON as text: an engine may have a json_deserializer of its own.
 GET = Statement(
-    """
-SELECT j.id, j.job_name, j.status, j.priority, j.run_at, j.attempts, j.max_attempts, j.stalls, j.max_stalls,
-       j.mutex_keys, j.failure_job, j.lock_token, j.locked_by, j.locked_until, j.started_at, j.timed_out_at,
-       j.finished_at, j.expires_at, CAST(j.last_error AS text) AS last_error, j.created_at, j.updated_at,
-       (SELECT CAST(p.payload AS text) FROM {payloads} AS p WHERE p.id = j.id) AS payload
-FROM {jobs} AS j WHERE j.id = :id""",
+    f"""
+SELECT j.id, j.job_name, j.status, j.priority, {_time("run_at")}, j.attempts, j.max_attempts, j.stalls, j.max_stalls,
+       j.mutex_keys, j.failure_job, j.lock_token, j.locked_by, {_time("locked_until")}, {_time("started_at")},
+       {_time("timed_out_at")}, {_time("finished_at")}, {_time("expires_at")},
+       CAST(j.last_error AS text) AS last_error, {_time("created_at")}, {_time("updated_at")},
+       (SELECT CAST(p.payload AS text) FROM {{payloads}} AS p WHERE p.id = j.id) AS payload
+FROM {{jobs}} AS j WHERE j.id = :id""",
     {"id": TEXT},
     {
         "id": TEXT,
@@ -57,7 +64,8 @@ STATS = Statement(
     "SELECT job_name, CAST(sum(pending) AS bigint) AS pending, CAST(sum(due) AS bigint) AS due,"
     " CAST(sum(running) AS bigint) AS running, CAST(sum(stuck) AS bigint) AS stuck,"
     " CAST(sum(failed) AS bigint) AS failed,"
-    " CAST(floor(extract(epoch FROM statement_timestamp() - min(oldest)) * 1000) AS bigint) AS oldest_due_ms FROM ("
+    f" CAST(floor(extract(epoch FROM statement_timestamp() - {readable('min(oldest)')}) * 1000) AS bigint)"
+    " AS oldest_due_ms FROM ("
     + _PART.replace("KEYED", "NULL")
     + "\nUNION ALL"
     + _PART.replace("KEYED", "NOT NULL")
@@ -86,7 +94,7 @@ def get(conn: Connection, /, tables: Tables, *, id: str) -> Job | None:
     if row is None:
         return None
     facts = dict(row._mapping)
-    name, keys = facts.pop("job_name"), facts.pop("mutex_keys")
+    name, keys = facts.pop("job_name"), distinct_keys(facts.pop("mutex_keys"))
     payload, problem = None, None
     try:
         payload = None if row.payload is None else decode(row.payload)

@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 
 from sqlane_sa.schema import Tables
 from sqlane_sa.statement import BIG, BOOL, SMALL, TEXT, Statement
+from sqlane_sa.store.reading import readable
 
 
 class Lane(NamedTuple):
@@ -38,9 +39,9 @@ PROBE = Statement(
     + _SKIP.replace("KEYED", "NULL").replace("LANE", "plain")
     + "), keyed AS ("
     + _SKIP.replace("KEYED", "NOT NULL").replace("LANE", "keyed")
-    + """)
+    + f""")
 SELECT job_name, priority, keyed,
-       CAST(ceil(extract(epoch FROM run_at - statement_timestamp()) * 1000) AS bigint) AS delay_ms
+       CAST(ceil(extract(epoch FROM {readable("run_at")} - statement_timestamp()) * 1000) AS bigint) AS delay_ms
 FROM (SELECT job_name, priority, run_at, false AS keyed FROM plain
       UNION ALL SELECT job_name, priority, run_at, true FROM keyed) AS lanes
 ORDER BY job_name, priority, keyed""",
@@ -49,9 +50,9 @@ ORDER BY job_name, priority, keyed""",
 )
 
 NEXT_LINGER_END = Statement(
-    """
-SELECT CAST(ceil(extract(epoch FROM held_until - statement_timestamp()) * 1000) AS bigint) AS delay_ms
-FROM {mutexes} WHERE held_until > statement_timestamp() ORDER BY held_until LIMIT 1""",
+    f"""
+SELECT CAST(ceil(extract(epoch FROM {readable("held_until")} - statement_timestamp()) * 1000) AS bigint) AS delay_ms
+FROM {{mutexes}} WHERE held_until > statement_timestamp() ORDER BY held_until LIMIT 1""",
     {},
     {"delay_ms": BIG},
 )

@@ -73,6 +73,7 @@ WITH locked AS MATERIALIZED (
 ), new_place AS (
     INSERT INTO {waits} (mutex_key, run_at, job_id)
     SELECT k.mutex_key, l.due, l.id FROM locked AS l CROSS JOIN LATERAL unnest(l.mutex_keys) AS k(mutex_key)
+    WHERE k.mutex_key IS NOT NULL
     ON CONFLICT DO NOTHING
 ), woken AS (
     SELECT pg_notify(:channel, '') FROM (SELECT FROM {sleepers} WHERE asleep_until > statement_timestamp() LIMIT 1) AS s
