@@ -1,7 +1,10 @@
 """The doors of docs/migrations.md, as written there, in projects made by `alembic init` with each of its templates."""
 
 import importlib.util
+import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -146,6 +149,26 @@ def test_a_branch(new_project: New, empty: sa.Engine, installed: Path, second_re
     assert "users" in sa.inspect(empty).get_table_names()
     app.run("downgrade", "sqlane@base")
     assert set(sa.inspect(empty).get_table_names()) == {"alembic_version", "users"}
+
+
+def test_a_branch_of_an_editable_installation(new_project: New, empty: sa.Engine) -> None:
+    """As the package is here. Its folder is not where a wheel has it; the docs' command prints where it is."""
+    app = new_project("generic")
+    app.revision("first", None, "--rev-id", "u1")
+    app.has_branch()
+    app.run("upgrade", "heads")
+    assert "sqlane_0001" not in app.run("heads")
+    app.run("downgrade", "sqlane@base")
+    assert app.run("current") == "", "it was no revision of the package that went"
+
+    [command] = re.findall(r"`python -c \"(.*?)\"`", project.DOCS.read_text())
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
+    app.replace("alembic.ini", re.compile("sqlane_sa:alembic/versions"), done.stdout.strip())
+    assert "sqlane_0001 (sqlane) (head)" in app.run("heads")
+    app.run("upgrade", "heads")
+    migrations.check(empty, Queue())
+    app.run("downgrade", "sqlane@base")
+    assert app.run("current") == "u1 (head)\n"
 
 
 def test_the_branch_of_another_queue(new_project: New, empty: sa.Engine, installed: Path) -> None:
