@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import re
 import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm import Session
 
 import sqlane_sa
 from sqlane_sa import Job, Queue, migrations
 from tests.conftest import new_database
 from tests.migrations.project import Project
+from tests.migrations.test_autogenerate import needs_plugins
 from tests.support import wait_until
 
 README = Path(__file__).parents[2] / "README.md"
@@ -27,20 +31,18 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
 FIRST, MIGRATION, ENQUEUE, WORKER = BLOCKS
 
 
+# What a reader's `app.models` has.
+MODELS = """
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
 class Base(DeclarativeBase):
     pass
-
 
 class User(Base):
     __tablename__ = "users"
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str]
-
-
-@pytest.fixture
-def engine_with_users(engine: sa.Engine) -> sa.Engine:
-    Base.metadata.create_all(engine)
-    return engine
+"""
 
 
 def test_first_code_comes_early() -> None:
@@ -49,66 +51,88 @@ def test_first_code_comes_early() -> None:
     assert len(lines) <= 120
 
 
-def test_first_block(engine_with_users: sa.Engine, capfd: pytest.CaptureFixture[str]) -> None:
-    """As it stands, but that the worker stops when there is nothing left to do."""
-    code = FIRST.replace(".run()", ".run_until_idle()")
-    assert code != FIRST
-    exec(code, {"engine": engine_with_users, "user": User(name="ada")})
-    assert "welcome, 1" in capfd.readouterr().out
-
-
 def test_migration_block(server: object, admin: sa.Engine, tmp_path: Path) -> None:
-    """In a revision of a chain made by `alembic init`, up and down."""
+    """In a revision of a chain made by `alembic init`, up and down; without the line for env.py, autogenerate drops."""
     with new_database(admin) as name:
         url = server.url(name, tcp=True)  # type: ignore[attr-defined]
-        app = Project(tmp_path / "project", "generic", url)
-        app.revision("job queue", MIGRATION)
         engine = sa.create_engine(url, poolclass=sa.NullPool)
+        app = Project(tmp_path / "project", "generic", url)
+        app.knows()
+        app.revision("job queue", MIGRATION)
         app.run("upgrade", "head")
         migrations.check(engine, Queue())
         assert sa.inspect(engine).has_table("sqlane_jobs")
+        assert "op.drop_table('sqlane_jobs')" in app.revision("what next", None, "--autogenerate").read_text()
         app.run("downgrade", "base")
         assert not sa.inspect(engine).has_table("sqlane_jobs")
 
 
-def app_jobs(url: str, folder: Path) -> str:
-    """The README's worker script as `app/jobs.py`, with this test's database in it."""
-    code = WORKER.replace('"postgresql+psycopg://localhost/app"', repr(url))
+@needs_plugins
+def test_the_line_for_env(server: object, admin: sa.Engine, tmp_path: Path) -> None:
+    """Autogenerate then writes the calls of the migration block, and nothing after them."""
+    [line] = re.findall("`(autogenerate_plugins=.*?)`", README.read_text())
+    with new_database(admin) as name:
+        app = Project(tmp_path / "project", "generic", server.url(name, tcp=True))  # type: ignore[attr-defined]
+        app.knows("sa.MetaData()")
+        app.configures(f"context.configure(connection=connection, target_metadata=target_metadata, {line})\n")
+        source = app.revision("job queue", None, "--autogenerate").read_text()
+        for call in re.findall(r"migrations\..*", MIGRATION):
+            assert call.replace('"', "'") in source
+        app.run("upgrade", "head")
+        assert "No new upgrade operations detected." in app.run("check")
+
+
+@pytest.fixture
+def app(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder with the package `app`: `jobs` is the README's worker script, with this test's database in it."""
+    code = WORKER.replace('"postgresql+psycopg://localhost/app"', repr(database_url))
     assert code != WORKER
-    (folder / "app").mkdir()
-    (folder / "app" / "__init__.py").write_text("")
-    (folder / "app" / "jobs.py").write_text(code.replace("ctx.session.execute(...)", "1 / 0"))
-    return code
-
-
-def test_enqueue_block(
-    engine_with_users: sa.Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    app_jobs(database_url, tmp_path)
+    (tmp_path / "app").mkdir()
+    for name, text in (("__init__", ""), ("jobs", code), ("models", MODELS)):
+        (tmp_path / "app" / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    names: dict[str, object] = {"User": User}
-    exec(ENQUEUE, names)
-    queue: Queue = names["queue"]  # type: ignore[assignment]
-    with Session(engine_with_users) as session, session.begin():
-        names["sign_up"](session, "ada")  # type: ignore[operator]
-
-    async def sign_up() -> None:
-        engine = create_async_engine(database_url)
-        async with AsyncSession(engine) as session, session.begin():
-            await names["sign_up_async"](session, "grace")  # type: ignore[operator]
-        await engine.dispose()
-
-    asyncio.run(sign_up())
-    with engine_with_users.connect() as conn:
-        stats = queue.stats(conn)
-    assert (stats["mail.welcome"].pending, stats["report.daily"].pending, stats["report.daily"].due) == (2, 1, 0)
+    yield tmp_path
     for name in [name for name in sys.modules if name == "app" or name.startswith("app.")]:
         monkeypatch.delitem(sys.modules, name)
 
 
-def test_worker_block(engine: sa.Engine, database_url: str, tmp_path: Path) -> None:
-    """As a script of its own, until SIGTERM; its report fails at once, and the failure job reacts."""
-    app_jobs(database_url, tmp_path)
+@pytest.mark.usefixtures("app")
+def test_first_block(engine: sa.Engine, capfd: pytest.CaptureFixture[str]) -> None:
+    """As it stands, but that the worker stops when there is nothing left to do."""
+    code = FIRST.replace(".run()", ".run_until_idle()")
+    assert code != FIRST
+    models = importlib.import_module("app.models")
+    models.Base.metadata.create_all(engine)
+    exec(code, {"engine": engine, "user": models.User(name="ada")})
+    assert "welcome, 1" in capfd.readouterr().out
+
+
+@pytest.mark.usefixtures("app")
+def test_enqueue_block(engine: sa.Engine, database_url: str) -> None:
+    names: dict[str, Any] = {}
+    exec(ENQUEUE, names)
+    names["User"].metadata.create_all(engine)
+    queue: Queue = names["queue"]
+    with Session(engine) as session, session.begin():
+        names["sign_up"](session, "ada")
+
+    async def sign_up() -> None:
+        async_engine = create_async_engine(database_url)
+        async with AsyncSession(async_engine) as session, session.begin():
+            await names["sign_up_async"](session, "grace")
+        await async_engine.dispose()
+
+    asyncio.run(sign_up())
+    with engine.connect() as conn:
+        stats = queue.stats(conn)
+        payloads = conn.scalars(sa.select(queue.tables.payloads.c.payload)).all()
+        users = conn.scalars(sa.select(names["User"].id)).all()
+    assert (stats["mail.welcome"].pending, stats["report.daily"].pending, stats["report.daily"].due) == (2, 1, 0)
+    assert [one["user_id"] for one in payloads if "user_id" in one] == users == [1, 2]
+
+
+def test_worker_block(engine: sa.Engine, app: Path) -> None:
+    """As a script of its own, until SIGTERM; the report that has no table fails at once, and the failure job reacts."""
     queue = Queue()
     welcome, report = (
         queue.define("mail.welcome"),
@@ -117,8 +141,10 @@ def test_worker_block(engine: sa.Engine, database_url: str, tmp_path: Path) -> N
     with engine.begin() as conn:
         done = welcome.enqueue(conn, {"user_id": 1}).id
         snoozed = welcome.enqueue(conn, {"user_id": 2, "too_early": True}).id
-        failed = report.enqueue(conn, {"of": "ada"}).id
-    process = subprocess.Popen([sys.executable, "app/jobs.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+        failed = report.enqueue(conn, {"name": "ada"}).id
+    process = subprocess.Popen(
+        [sys.executable, "app/jobs.py"], cwd=app, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
 
@@ -130,11 +156,17 @@ def test_worker_block(engine: sa.Engine, database_url: str, tmp_path: Path) -> N
             assert (job(snoozed).status, job(snoozed).attempts) == ("pending", 0)
             reaction = sa.text("SELECT status FROM sqlane_jobs WHERE job_name = 'report.failed'")
             wait_until(lambda: conn.scalar(reaction) == "completed")
+            with engine.begin() as other:
+                other.exec_driver_sql("CREATE TABLE reports (name text)")
+                reported = report.enqueue(other, {"name": "grace"}).id
+            wait_until(lambda: job(reported).status == "completed")
+            assert conn.exec_driver_sql("SELECT name FROM reports").scalars().all() == ["grace"]
     finally:
         process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert "division by zero" in out
+    assert 'relation "reports" does not exist' in out
+    assert "INFO:sqlane_sa.worker" in err, "it is not mute"
 
 
 def test_import_loads_no_edge() -> None:
