@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -18,18 +19,35 @@ class Interrupted(BaseException):
         self.number = number
 
 
+_pending: Interrupted | None = None
+
+
+def check() -> None:
+    """Raise `Interrupted` once more if a signal came: Python drops what is raised while it runs a finalizer."""
+    if _pending is not None:
+        raise _pending
+
+
 @contextmanager
 def interruptible() -> Iterator[None]:
     """Within, the first signal raises `Interrupted` in the main thread; later ones do not disturb the cleaning up."""
 
     def handle(number: int, frame: FrameType | None) -> None:
+        global _pending
         for each in NUMBERS:
             signal.signal(each, signal.SIG_IGN)
-        raise Interrupted(number)
+        _pending = Interrupted(number)
+        raise _pending
+
+    def report(unraisable: sys.UnraisableHookArgs) -> None:
+        if not isinstance(unraisable.exc_value, Interrupted):
+            sys.__unraisablehook__(unraisable)
 
     before = [(number, signal.signal(number, handle)) for number in NUMBERS]
+    sys.unraisablehook = report
     try:
         yield
     finally:
+        sys.unraisablehook = sys.__unraisablehook__
         for number, handler in before:
             signal.signal(number, handler)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Engine, func, select
 
+from sqlane_sa.demo import interrupts
 from sqlane_sa.demo.crew import Crew
 from sqlane_sa.demo.promises import Verdict, verify
 from sqlane_sa.demo.schema import own_schema
@@ -82,12 +83,14 @@ def _progress(engine: Engine, orders: int, crew: Crew) -> Iterator[Progress]:
 
     placed, looked_at = 0, 0.0
     for placed in place_orders(orders):
+        interrupts.check()
         if time.monotonic() - looked_at >= LOOK_INTERVAL:
             crew.check()
             yield Progress(placed, orders, *_jobs(engine))
             looked_at = time.monotonic()
     ended, changed_at = -1, time.monotonic()
     while time.monotonic() - changed_at < PATIENCE:
+        interrupts.check()
         progress = Progress(placed, orders, *_jobs(engine))
         yield progress
         if progress.ended == progress.jobs:
