@@ -165,7 +165,8 @@ def test_in_tests(engine: sa.Engine, database_url: str, tmp_path: Path) -> None:
     ):
         (tmp_path / f"{name}.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "test_own.py"]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": ""}
+    search = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": search, "PYTEST_ADDOPTS": "", "PYTEST_PLUGINS": ""}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout
