@@ -125,6 +125,24 @@ def test_the_options_of_a_worker() -> None:
     ]
 
 
+def test_migrations_in_the_process_of_a_worker(tmp_path: Path) -> None:
+    """docs/worker.md: what the env.py of `alembic init` does to the loggers, and what it does with the argument."""
+    [argument] = re.findall(r"`fileConfig\(\.\.\., (.*?)\)`", PAGES["worker"])
+    code = f"""
+import logging.config, sqlane_sa, sys
+from alembic import command
+from alembic.config import Config
+command.init(Config("alembic.ini", stdout=sys.stderr), "alembic")
+log = logging.getLogger("sqlane_sa.worker")
+logging.config.fileConfig("alembic.ini", {argument})
+print(log.disabled)
+logging.config.fileConfig("alembic.ini")
+print(log.disabled)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\nTrue\n"
+
+
 def test_looking_at_jobs(names: dict[str, Any], engine: sa.Engine, capsys: pytest.CaptureFixture[str]) -> None:
     queue, handle = names["queue"], names["file_return"]
     with engine.begin() as conn:
