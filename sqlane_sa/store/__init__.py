@@ -21,12 +21,13 @@ from sqlane_sa.store.finish import (
 )
 from sqlane_sa.store.insert import insert_jobs
 from sqlane_sa.store.inspect import get, stats
+from sqlane_sa.store.locks import find_locked
 from sqlane_sa.store.payloads import INLINE_BYTES, read_payload_texts, read_payloads
 from sqlane_sa.store.probe import Lane, next_linger_end, probe, probe_lanes
 from sqlane_sa.store.recovery import Recovery, find_stale, recover_stale
 from sqlane_sa.store.sleepers import awake, fall_asleep, sweep_sleepers, wake
 from sqlane_sa.store.sweep import MutexSweep, WaitsSweep, delete_expired, make_due, sweep_mutexes, sweep_waits
-from sqlane_sa.store.tuning import pin_plans
+from sqlane_sa.store.tuning import pin_plans, wait_briefly
 
 __all__ = [
     "INLINE_BYTES",
@@ -48,6 +49,7 @@ __all__ = [
     "find_candidates",
     "find_held",
     "find_keyed_candidates",
+    "find_locked",
     "find_stale",
     "get",
     "insert_jobs",
@@ -70,5 +72,6 @@ __all__ = [
     "sweep_mutexes",
     "sweep_sleepers",
     "sweep_waits",
+    "wait_briefly",
     "wake",
 ]

@@ -66,6 +66,30 @@ LOCK_HOLDS = Statement(
     {"mutex_key": TEXT},
 )
 
+_HOLDS = """
+    SELECT m.mutex_key, m.job_id, m.lock_token
+    FROM unnest(CAST(:ids AS text[]), CAST(:tokens AS text[])) AS i(id, lock_token) CROSS JOIN LATERAL (
+        SELECT h.mutex_key, h.job_id, h.lock_token FROM {mutexes} AS h
+        WHERE h.job_id = i.id AND h.lock_token = i.lock_token LOCK) AS m"""
+
+# What is there, without what can be locked at once. A row that another transaction changes in this very moment is
+# taken for locked, too.
+FIND_LOCKED = Statement(
+    "WITH free_jobs AS MATERIALIZED (SELECT j.id, j.lock_token FROM "
+    + RUNNING.replace("FOR UPDATE", "FOR UPDATE SKIP LOCKED")
+    + "), free_keys AS MATERIALIZED ("
+    + _HOLDS.replace("LOCK)", "FOR UPDATE SKIP LOCKED)")
+    + """
+)
+(SELECT j.id, j.lock_token FROM """
+    + RUNNING.replace("FOR UPDATE", "LIMIT 1")
+    + " EXCEPT SELECT id, lock_token FROM free_jobs) UNION (SELECT k.job_id, k.lock_token FROM ("
+    + _HOLDS.replace("LOCK)", "LIMIT ALL)")
+    + " EXCEPT SELECT mutex_key, job_id, lock_token FROM free_keys) AS k)",
+    PAIRS,
+    {"id": TEXT, "lock_token": TEXT},
+)
+
 # Somebody may wait for a freed key without knowing that it is free: wake like an enqueue, and only then.
 FREE = Statement(
     """
@@ -102,6 +126,14 @@ def lock_running(conn: Connection, tables: Tables, jobs: Sequence[Locked]) -> di
     """
     rows = conn.execute(LOCK_RUNNING.on(tables), pairs(jobs)) if jobs else ()
     return {(row.id, row.lock_token): row for row in rows}
+
+
+def find_locked(conn: Connection, /, tables: Tables, *, jobs: Iterable[Locked]) -> set[tuple[str, str]]:
+    """(id, token) of the running jobs whose rows, or whose keys, another transaction has locked.
+
+    Waits for nobody; the rows and keys of the others are locked for the rest of this transaction.
+    """
+    return {(row.id, row.lock_token) for row in conn.execute(FIND_LOCKED.on(tables), pairs(jobs))}
 
 
 def free_keys(conn: Connection, tables: Tables, jobs: Iterable[Locked]) -> None:

@@ -16,14 +16,15 @@ from sqlalchemy import Connection
 
 from sqlane_sa import store
 from sqlane_sa.queue import Queue
-from sqlane_sa.values.ids import new_id
 from sqlane_sa.values.job import ClaimedJob
 from sqlane_sa.values.outcome import Completed, Released
 from sqlane_sa.worker.capacity import Capacity
+from sqlane_sa.worker.claims import Claims
 from sqlane_sa.worker.database import Database
 from sqlane_sa.worker.handlers import Handlers
 from sqlane_sa.worker.lanes import Lanes
-from sqlane_sa.worker.outcomes import Result, is_hopeless, report, results_to_write, write, write_apart
+from sqlane_sa.worker.late import LateResults
+from sqlane_sa.worker.outcomes import Result, is_hopeless, is_locked, report, results_to_write, write, write_apart
 from sqlane_sa.worker.running import TIMEOUT, Finished, RunningJob, RunningJobs
 
 log = logging.getLogger("sqlane_sa.worker")
@@ -57,6 +58,8 @@ class Loop:
         self._jobs = jobs
         self._handlers = handlers
         self._lanes = Lanes(names)
+        self._claims = Claims(database, queue, worker_id=worker_id, lease=lease)
+        self._late = LateResults()
         self._capacity = Capacity(handlers.concurrency)
         self._worker_id = worker_id
         self._lease = lease
@@ -115,9 +118,12 @@ class Loop:
         self._capacity.measure(len(finished), before, time.monotonic())
         self._forget(finished)
         self._start(claimed)
+        apart = self._claim_apart()
+        self._start(apart)
         keyed = self._claim_keyed()
         self._start(keyed)
-        return bool(finished or claimed or keyed)
+        self._write_late()
+        return bool(finished or claimed or apart or keyed)
 
     def _write_and_claim(self, finished: Sequence[Finished], timed_out: Sequence[RunningJob]) -> list[ClaimedJob]:
         results = results_to_write(finished)
@@ -125,7 +131,7 @@ class Loop:
         if supposed:
             self._probe_at = self._keyed_at = 0.0
             self._lanes.suppose_due(time.monotonic())
-        shares = self._lanes.share(self._want(), time.monotonic())
+        shares = self._shares()
         # Also with work at hand: a backlog of one name must not hide the others. After a wake-up the claim comes first.
         probing = self.claiming and self._probe_at <= time.monotonic() and not (supposed and shares)
         signing_off = not self.claiming and self.asleep
@@ -142,17 +148,35 @@ class Loop:
                     store.wake(conn, self._queue.tables)
                 if probing:
                     self._probe(conn)
-                    shares = self._lanes.share(self._want(), time.monotonic())
+                    shares = self._shares()
                 claimed = self._claim(conn, shares, supposed) if shares else []
         except Exception as error:
-            if not (results and is_hopeless(error)):
-                raise
-            write_apart(self._database, self._queue, results)
-            self._probe_at = self._keyed_at = self._probed = 0.0
+            self._go_apart(error, results)
+            self._jobs.timed_out.extend(timed_out)
             return []
         report(results, changed)
         self._after_write(results)
         return claimed
+
+    def _go_apart(self, error: Exception, results: Sequence[Result]) -> None:
+        """The turn failed for one of its rows: the results are written by themselves, and the next claims find it."""
+        if is_hopeless(error) and (results or not self._claims.apart):
+            self._claims.suspect()
+        elif not (results and is_locked(error)):
+            raise error
+        locked = write_apart(self._database, self._queue, results) if results else []
+        self._late.put(results, locked, time.monotonic())
+        self._after_write(results)
+        self._probe_at = self._keyed_at = self._probed = 0.0
+
+    def _write_late(self) -> None:
+        """Whatever became of their leases, which nobody can renew on a locked row: the fences decide."""
+        late = self._late.take(time.monotonic())
+        if late:
+            locked = write_apart(self._database, self._queue, late)
+            self._late.put(late, locked, time.monotonic())
+            self._forget(late)
+            self._after_write([result for result in late if result[0] not in self._late])
 
     def _mark_timed_out(self, conn: Connection, jobs: Sequence[RunningJob]) -> None:
         """A row that was locked (by a renewal, or by the job's own transaction) is marked by a later turn."""
@@ -161,14 +185,25 @@ class Loop:
         self._jobs.timed_out.extend(skipped)
 
     def _claim(self, conn: Connection, shares: list[tuple[str, int, int]], supposed: bool) -> list[ClaimedJob]:
-        claimed = store.claim_plain(
-            conn,
-            self._queue.tables,
-            lanes=shares,
-            lock_token=new_id(),
-            locked_by=self._worker_id,
-            lease=self._lease,
-        )
+        claimed = self._claims.plain(conn, shares)
+        self._note(shares, claimed, supposed)
+        if len(claimed) >= BUSY_CLAIM and self.asleep:
+            self._awake(conn)
+        return claimed
+
+    def _claim_apart(self) -> list[ClaimedJob]:
+        shares = self._lanes.share(self._want(), time.monotonic()) if self._claims.apart else []
+        if not shares:
+            return []
+        claimed = self._claims.plain_apart(shares)
+        self._note(shares, claimed, False)
+        return claimed
+
+    def _shares(self) -> list[tuple[str, int, int]]:
+        """What to claim in the transaction that writes."""
+        return [] if self._claims.apart else self._lanes.share(self._want(), time.monotonic())
+
+    def _note(self, shares: list[tuple[str, int, int]], claimed: Sequence[ClaimedJob], supposed: bool) -> None:
         found: dict[tuple[str, int], int] = {}
         for job in claimed:
             found[job.name, job.priority] = found.get((job.name, job.priority), 0) + 1
@@ -181,9 +216,6 @@ class Loop:
         if not self._lanes.is_due(now):
             # Due rows that cannot be claimed are locked by somebody: to look again at once would be a busy wait.
             self._probe_at = 0.0 if claimed or supposed else now + self._poll_interval
-        if len(claimed) >= BUSY_CLAIM and self.asleep:
-            self._awake(conn)
-        return claimed
 
     def _awake(self, conn: Connection) -> None:
         store.awake(conn, self._queue.tables, worker_id=self._worker_id)
@@ -195,27 +227,13 @@ class Loop:
         names = self._lanes.keyed_names(now) if self._keyed_at <= now and want else set()
         if not names:
             return []
-        tables = self._queue.tables
         self._looked_keyed = now
-        with self._database.transaction() as conn:
-            ids = store.find_keyed_candidates(
-                conn, tables, limits_by_name=dict.fromkeys(sorted(names), want), after_key=self._after_key
-            )
-            claimed = store.claim(
-                conn,
-                tables,
-                candidate_ids=ids[:want],
-                lock_token=new_id(),
-                locked_by=self._worker_id,
-                lease=self._lease,
-            )
-            texts = store.read_payload_texts(conn, tables, [job.id for job in claimed], max_bytes=store.INLINE_BYTES)
-            linger_ms = None if claimed else store.next_linger_end(conn, tables)
+        claimed, linger_ms = self._claims.keyed(names, want, self._after_key)
         # The walk over the keys starts where this claim ended, so that each key gets its turn.
         self._after_key = max((key for job in claimed for key in job.mutex_keys or ()), default="")
         if len(claimed) < want:
             self._rest_keyed(time.monotonic(), time.monotonic() - now, linger_ms)
-        return [job._replace(payload_text=texts.get(job.id)) for job in claimed]
+        return claimed
 
     def _rest_keyed(self, now: float, cost: float, linger_ms: int | None) -> None:
         """The rest waits for keys. A sleeping worker is woken when one is freed; lingers end by themselves; a busy one
@@ -244,6 +262,8 @@ class Loop:
 
     def _forget(self, finished: Sequence[Finished]) -> None:
         for job, _ in finished:
+            if job in self._late:
+                continue
             self._jobs.remove(job)
             if job.claimed.mutex_keys:
                 self._keyed_at = 0.0
@@ -294,8 +314,8 @@ class Loop:
 
     def _next_look(self, now: float) -> float:
         if not self.claiming or self._want() <= 0:
-            return now + HAND_BACK_AFTER
-        looks = [self._probe_at]
+            return min(now + HAND_BACK_AFTER, self._late.at)
+        looks = [self._probe_at, self._late.at]
         if self._wakeups:
             looks.append(self._asleep_until - ASLEEP_SECONDS + ASLEEP_REFRESH)
         next_due = self._lanes.next_due(now)

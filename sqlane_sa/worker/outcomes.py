@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DataError, DBAPIError
 
 from sqlane_sa import store
 from sqlane_sa.queue import Queue
@@ -21,9 +21,9 @@ log = logging.getLogger("sqlane_sa.worker")
 
 Result = tuple[RunningJob, Outcome]
 
-# Classes of SQLSTATE that say that this write can never succeed, however often it is tried: data exception, integrity
-# constraint, program limit, raised by a trigger. Everything else is an outage, and the write waits for its end.
-_HOPELESS = ("22", "23", "54", "P0")
+# Classes of SQLSTATE that say that this statement can never succeed, however often it is tried: cardinality, data
+# exception, integrity constraint, program limit, raised by a trigger. Everything else is an outage: wait for its end.
+_HOPELESS = ("21", "22", "23", "54", "P0")
 
 
 def results_to_write(finished: Sequence[Finished]) -> list[Result]:
@@ -62,33 +62,73 @@ def report(results: Sequence[Result], changed: Sequence[str]) -> None:
                 )
 
 
-def write_apart(database: Database, queue: Queue, results: Sequence[Result]) -> None:
-    """Write a batch that failed as a whole by halves, until the row that cannot be written stands alone.
+def write_apart(database: Database, queue: Queue, results: Sequence[Result]) -> list[Result]:
+    """Write a batch that failed as a whole; the results that have to wait for somebody else's lock come back.
 
-    Raises on an outage; what is written by then is fenced against being written again.
+    Around the rows that are locked, and by halves, until the row that cannot be written stands alone. Raises on an
+    outage; what is written by then is fenced against being written again.
     """
-    if len(results) == 1:
-        _write_alone(database, queue, *results[0])
-        return
-    for half in (results[: len(results) // 2], results[len(results) // 2 :]):
-        if not _attempt(database, queue, half):
-            write_apart(database, queue, half)
+    try:
+        return _write_free(database, queue, results)
+    except Exception as error:
+        locked = isinstance(error, _LockedError)
+        if not (locked or is_hopeless(error)):
+            raise
+        if len(results) == 1:
+            return list(results) if locked else _write_instead(database, queue, *results[0], error)
+    half = len(results) // 2
+    return write_apart(database, queue, results[:half]) + write_apart(database, queue, results[half:])
 
 
 def is_hopeless(error: BaseException) -> bool:
-    """Whether a failed write says something about its own rows, and not about the database's state."""
+    """Whether a failed statement says something about its own rows, and not about the database's state."""
     if not isinstance(error, DBAPIError):
         return isinstance(error, Exception)
-    return not error.connection_invalidated and sqlstate(error).startswith(_HOPELESS)
+    if error.connection_invalidated:
+        return False
+    # Without a code: the driver could not read what came back.
+    return sqlstate(error).startswith(_HOPELESS) or (isinstance(error, DataError) and not sqlstate(error))
 
 
-def _write_alone(database: Database, queue: Queue, job: RunningJob, outcome: Outcome) -> None:
-    """The result itself; or a plain failure in its place; or one without any error text; or leave it to its lease."""
+def is_locked(error: BaseException) -> bool:
+    """Whether a statement gave up waiting for a lock of somebody else's."""
+    return isinstance(error, DBAPIError) and sqlstate(error) == "55P03"
+
+
+class _LockedError(Exception):
+    """A row that a result is written to is locked; a lock on a whole table is an outage."""
+
+
+def _write_free(database: Database, queue: Queue, results: Sequence[Result]) -> list[Result]:
+    with database.transaction() as conn:
+        store.wait_briefly(conn)
+        locked = store.find_locked(conn, queue.tables, jobs=[job for job, _ in results])
+        free = [result for result in results if (result[0].id, result[0].lock_token) not in locked]
+        try:
+            changed = write(conn, queue, free)
+        except DBAPIError as error:
+            raise (_LockedError() if is_locked(error) else error) from error
+    report(free, changed)
+    return [result for result in results if (result[0].id, result[0].lock_token) in locked]
+
+
+def _write_instead(
+    database: Database, queue: Queue, job: RunningJob, outcome: Outcome, error: Exception
+) -> list[Result]:
+    """A plain failure in place of the result; or one without any error text; or leave it to its lease."""
+    log.warning("job %s (%s): its result could not be written: %s", job.id, job.claimed.name, first_line(error))
     plain = plain_error("ResultNotStored", f"the result {type(outcome).__name__} could not be stored; see the log")
-    for fallback in (outcome, _plain(job, outcome, plain), _plain(job, outcome, None)):
-        if _attempt(database, queue, [(job, fallback)]):
-            return
+    for fallback in (_plain(job, outcome, plain), _plain(job, outcome, None)):
+        try:
+            return _write_free(database, queue, [(job, fallback)])
+        except _LockedError:
+            return [(job, outcome)]
+        except Exception as problem:
+            if not is_hopeless(problem):
+                raise
+            log.warning("job %s (%s): nor could %s: %s", job.id, job.claimed.name, fallback, first_line(problem))
     log.error("job %s (%s): no result can be stored; it will stall when its lease ends", job.id, job.claimed.name)
+    return []
 
 
 def _plain(job: RunningJob, outcome: Outcome, error: dict[str, object] | None) -> Outcome:
@@ -97,19 +137,6 @@ def _plain(job: RunningJob, outcome: Outcome, error: dict[str, object] | None) -
     if isinstance(outcome, Retried) or job.claimed.attempt < job.claimed.max_attempts:
         return Retried(outcome.delay if isinstance(outcome, Retried) else 0.0, error)  # type: ignore[arg-type]
     return Failed(error)  # type: ignore[arg-type]
-
-
-def _attempt(database: Database, queue: Queue, results: Sequence[Result]) -> bool:
-    try:
-        with database.transaction() as conn:
-            changed = write(conn, queue, results)
-    except Exception as error:
-        if not is_hopeless(error):
-            raise
-        log.warning("%d results could not be written: %s", len(results), first_line(error))
-        return False
-    report(results, changed)
-    return True
 
 
 def _fail(conn: Connection, queue: Queue, job: RunningJob, outcome: Failed) -> bool:

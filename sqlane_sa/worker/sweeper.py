@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
+from functools import partial
 
 from sqlane_sa import store
 from sqlane_sa.queue import Queue
 from sqlane_sa.worker.database import Database
-from sqlane_sa.worker.outcomes import is_hopeless, report_failure_job
+from sqlane_sa.worker.outcomes import is_hopeless, is_locked, report_failure_job
 from sqlane_sa.worker.service import first_line
 
 log = logging.getLogger("sqlane_sa.worker")
@@ -33,10 +34,21 @@ class Sweeper:
 
     def run_once(self) -> float:
         """One round of everything; seconds until the next, with jitter, so that workers do not sweep in step."""
-        self.recover()
-        self._repeat(self._sweep_mutexes)
-        self._sweep_lines()
-        self._repeat(self._delete_expired)
+        locked: Exception | None = None
+        for part in (
+            self.recover,
+            partial(self._repeat, self._sweep_mutexes),
+            self._sweep_lines,
+            partial(self._repeat, self._delete_expired),
+        ):
+            try:
+                part()
+            except Exception as error:
+                if not is_locked(error):
+                    raise
+                locked = error  # what one part waits for does not hold up the others
+        if locked is not None:
+            raise locked
         return self._interval * random.uniform(0.9, 1.1)
 
     def recover(self) -> None:
@@ -44,14 +56,20 @@ class Sweeper:
         does one at which the connection was lost, which is tried last the next time."""
         with self._database.transaction() as conn:
             stale = store.find_stale(conn, self._queue.tables, limit=BATCH)
+        locked: Exception | None = None
         for id_ in sorted(stale, key=lambda id_: id_ == self._interrupted_at):
             try:
                 self._recover_one(id_)
             except Exception as error:
-                if not is_hopeless(error):
+                if is_locked(error):
+                    locked = error
+                elif is_hopeless(error):
+                    log.error("job %s stalled and cannot be recovered: %s", id_, first_line(error))
+                else:
                     self._interrupted_at = id_
                     raise
-                log.error("job %s stalled and cannot be recovered: %s", id_, first_line(error))
+        if locked is not None:
+            raise locked
 
     def _recover_one(self, id_: str) -> None:
         tables = self._queue.tables

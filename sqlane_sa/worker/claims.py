@@ -1,0 +1,157 @@
+"""Claims: starts jobs in the database, in batches; and around the rows that cannot be claimed, if there are any."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+
+from sqlane_sa import store
+from sqlane_sa.queue import Queue
+from sqlane_sa.values.ids import new_id
+from sqlane_sa.values.job import ClaimedJob
+from sqlane_sa.worker.database import Database
+from sqlane_sa.worker.outcomes import is_hopeless, is_locked
+from sqlane_sa.worker.service import first_line
+
+log = logging.getLogger("sqlane_sa.worker")
+
+LOCKED_PAUSES = (0.5, 4.0)
+ODD_PAUSES = (30.0, 300.0)
+"""The first and the longest: seconds until a job that could not be claimed is tried again."""
+MAX_ASIDE = 100
+"""So many rows that cannot be claimed: the fault is not theirs, and is treated like an outage."""
+
+
+class Aside(NamedTuple):
+    """A job that could not be claimed, and when it is tried again."""
+
+    at: float
+    pause: float
+
+
+class Claims:
+    """A row is odd when a trigger refuses its claim, or nobody can read it; or somebody else's transaction holds its
+    key and stands still. It is left alone for a while, and said so once; the others are claimed by halves around it."""
+
+    def __init__(self, database: Database, queue: Queue, *, worker_id: str, lease: float) -> None:
+        self._database = database
+        self._queue = queue
+        self._worker_id = worker_id
+        self._lease = lease
+        self._aside: dict[str, Aside] = {}
+        self._suspicious = False
+
+    @property
+    def apart(self) -> bool:
+        """Whether there are rows to claim around."""
+        return self._suspicious or bool(self._aside)
+
+    def suspect(self) -> None:
+        """A batch failed for one of its rows: claim apart, to find it."""
+        self._suspicious = True
+
+    def plain(self, conn: Connection, shares: Sequence[tuple[str, int, int]]) -> list[ClaimedJob]:
+        """The first jobs without keys of each lane `(name, priority, limit)`, in the caller's transaction."""
+        return store.claim_plain(
+            conn,
+            self._queue.tables,
+            lanes=shares,
+            lock_token=new_id(),
+            locked_by=self._worker_id,
+            lease=self._lease,
+        )
+
+    def plain_apart(self, shares: Sequence[tuple[str, int, int]]) -> list[ClaimedJob]:
+        """The same around odd rows, in transactions of its own."""
+        limits: dict[str, int] = {}
+        for name, _, limit in shares:
+            limits[name] = limits.get(name, len(self._aside)) + limit
+        with self._database.transaction() as conn:
+            ids = store.find_candidates(conn, self._queue.tables, limits_by_name=limits, keyed_names=())
+        return self._around(ids, sum(limit for *_, limit in shares))
+
+    def keyed(self, names: Collection[str], want: int, after_key: str) -> tuple[list[ClaimedJob], int | None]:
+        """Jobs with keys; and if there were none, the milliseconds until the next linger ends."""
+        tables = self._queue.tables
+        limits = dict.fromkeys(sorted(names), want + len(self._aside))
+        ids: list[str] = []
+        claimed: list[ClaimedJob] = []
+        try:
+            with self._database.transaction() as conn:
+                ids = store.find_keyed_candidates(conn, tables, limits_by_name=limits, after_key=after_key)
+                if not self.apart:
+                    claimed = self._claim(conn, ids[:want])
+                linger_ms = None if claimed else store.next_linger_end(conn, tables)
+        except Exception as error:
+            if not (ids and (is_hopeless(error) or is_locked(error))):
+                raise
+            return self._around(ids, want), None
+        return (self._around(ids, want) if self.apart else claimed), linger_ms
+
+    def _claim(self, conn: Connection, ids: Sequence[str]) -> list[ClaimedJob]:
+        tables = self._queue.tables
+        claimed = store.claim(
+            conn,
+            tables,
+            candidate_ids=ids,
+            lock_token=new_id(),
+            locked_by=self._worker_id,
+            lease=self._lease,
+        )
+        texts = store.read_payload_texts(conn, tables, [job.id for job in claimed], max_bytes=store.INLINE_BYTES)
+        return [job._replace(payload_text=texts.get(job.id)) for job in claimed]
+
+    def _around(self, found: Sequence[str], want: int) -> list[ClaimedJob]:
+        now = time.monotonic()
+        for id_ in [id_ for id_, aside in self._aside.items() if aside.at <= now and id_ not in found]:
+            del self._aside[id_]  # claimed by another worker, or changed
+        parts = [[id_ for id_ in found if id_ not in self._aside or self._aside[id_].at <= now][:want]]
+        claimed: list[ClaimedJob] = []
+        try:
+            while parts:
+                part = parts.pop()
+                error = self._claim_part(part, claimed)
+                if error and len(part) == 1:
+                    self._set_aside(part[0], error)
+                elif error:
+                    parts += [part[len(part) // 2 :], part[: len(part) // 2]]
+        except Exception:
+            if not claimed:
+                raise
+            return claimed  # they run; the next turn meets the outage
+        self._suspicious = False
+        return claimed
+
+    def _claim_part(self, ids: Sequence[str], claimed: list[ClaimedJob]) -> Exception | None:
+        """Claim them all in one transaction; or the reason why one of them cannot be."""
+        if not ids:
+            return None
+        try:
+            with self._database.transaction() as conn:
+                store.wait_briefly(conn)
+                got = self._claim(conn, ids)
+        except Exception as error:
+            if not (is_hopeless(error) or is_locked(error)):
+                raise
+            return error
+        claimed += got
+        for id_ in ids:
+            self._aside.pop(id_, None)
+        return None
+
+    def _set_aside(self, id_: str, error: Exception) -> None:
+        before = self._aside.get(id_)
+        if before is None:
+            if len(self._aside) >= MAX_ASIDE:
+                raise error
+            if is_locked(error):
+                log.warning("job %s waits for a lock that another transaction holds; the others go on", id_)
+            else:
+                log.error("job %s cannot be claimed and is left alone; the others go on: %s", id_, first_line(error))
+        first, last = LOCKED_PAUSES if is_locked(error) else ODD_PAUSES
+        pause = first if before is None else min(2 * before.pause, last)
+        self._aside[id_] = Aside(time.monotonic() + pause, pause)

@@ -1,0 +1,50 @@
+"""Late results: their rows are locked by somebody else's transaction, and they are written when it has ended."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+
+from sqlane_sa.worker.outcomes import Result
+
+log = logging.getLogger("sqlane_sa.worker")
+
+FIRST_PAUSE = 0.1
+LAST_PAUSE = 1.0
+
+
+class LateResults:
+    """They wait apart from the others, so that one locked row holds up no other. `at` is when to try again."""
+
+    def __init__(self) -> None:
+        self._results: dict[int, Result] = {}
+        self._pause = FIRST_PAUSE
+        self.at = math.inf
+
+    def __contains__(self, job: object) -> bool:
+        return id(job) in self._results
+
+    def take(self, now: float) -> list[Result]:
+        """All of them, once the pause is over. They stay here until `put` says what became of them."""
+        return list(self._results.values()) if self.at <= now else []
+
+    def put(self, tried: Sequence[Result], locked: Sequence[Result], now: float) -> None:
+        """Of the results that were tried, for the first time or again, these wait for a lock."""
+        known = bool(self._results)
+        for job, _ in tried:
+            self._results.pop(id(job), None)
+        self._results.update((id(result[0]), result) for result in locked)
+        if locked and not known:
+            log.warning(
+                "%d results wait for rows that another transaction has locked, the first for job %s; the rest goes on",
+                len(locked),
+                locked[0][0].id,
+            )
+        if known and not self._results:
+            log.warning("the results that waited for locked rows are written")
+        if not self._results:
+            self._pause, self.at = FIRST_PAUSE, math.inf
+        elif locked:
+            self.at = now + self._pause
+            self._pause = min(2 * self._pause, LAST_PAUSE)
