@@ -77,6 +77,7 @@ def _claim(conn: sa.Connection, queue: Queue) -> list[ClaimedJob]:
     store.read_payloads(conn, queue.tables, ids=ids)
     assert store.renew_leases(conn, queue.tables, jobs=claimed, lease=LEASE)
     assert store.find_held(conn, queue.tables, jobs=claimed)
+    assert store.find_locked(conn, queue.tables, jobs=claimed) == set()
     return claimed
 
 
