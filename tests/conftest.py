@@ -76,7 +76,9 @@ def new_database(admin: sa.Engine, template: str = "template1") -> Iterator[str]
     """The name of a database that is there within the block, and dropped with all its connections after it."""
     name = f"sqlane_test_{uuid.uuid4().hex}"
     with admin.connect() as conn:
-        conn.exec_driver_sql(f"CREATE DATABASE {name} TEMPLATE {template}")
+        # A copy of files takes half the time of one through the log, which is the default where there is a choice.
+        strategy = " STRATEGY file_copy" if (conn.dialect.server_version_info or (0,)) >= (15,) else ""
+        conn.exec_driver_sql(f"CREATE DATABASE {name} TEMPLATE {template}{strategy}")
     try:
         yield name
     finally:

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from alembic import command
 from alembic.config import Config
 
 from sqlane_sa.migrations import chain
+from tests.conftest import new_database as database
 
 SECOND_REVISION = """
 import sqlalchemy as sa
@@ -80,18 +82,8 @@ def downgrade():
 @pytest.fixture
 def new_database(server: Any, admin: sa.Engine) -> Iterator[Callable[[], str]]:
     """Make an empty database; returns its URL."""
-    names: list[str] = []
-
-    def make() -> str:
-        names.append(f"sqlane_empty_{uuid4().hex}")
-        with admin.connect() as conn:
-            conn.exec_driver_sql(f"CREATE DATABASE {names[-1]} TEMPLATE template0")
-        return str(server.url(names[-1], tcp=True))
-
-    yield make
-    with admin.connect() as conn:
-        for name in names:
-            conn.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
+    with ExitStack() as databases:
+        yield lambda: str(server.url(databases.enter_context(database(admin, "template0")), tcp=True))
 
 
 @pytest.fixture
