@@ -23,7 +23,7 @@ from sqlane_sa.store.insert import insert_jobs
 from sqlane_sa.store.inspect import get, stats
 from sqlane_sa.store.locks import find_locked
 from sqlane_sa.store.payloads import INLINE_BYTES, read_payload_texts, read_payloads
-from sqlane_sa.store.probe import Lane, next_linger_end, probe, probe_lanes
+from sqlane_sa.store.probe import Lane, next_keyed, next_linger_end, probe, probe_lanes
 from sqlane_sa.store.recovery import Recovery, find_stale, recover_stale
 from sqlane_sa.store.sleepers import awake, fall_asleep, sweep_sleepers, wake
 from sqlane_sa.store.sweep import MutexSweep, WaitsSweep, delete_expired, make_due, sweep_mutexes, sweep_waits
@@ -55,6 +55,7 @@ __all__ = [
     "insert_jobs",
     "make_due",
     "mark_timed_out",
+    "next_keyed",
     "next_linger_end",
     "pick_free",
     "pin_plans",

@@ -42,7 +42,7 @@ _COLUMNS: Types = {"id": TEXT, "job_name": TEXT, "priority": SMALL, "run_at": Do
 
 # One lane per (name, priority): with the priority fixed, run_at is an index bound, and jobs that are not due yet,
 # however good their priority, are never walked over.
-_LANES = """
+LANES = """
 WITH RECURSIVE lane AS (
     SELECT w.job_name, w.max_rows, f.priority
     FROM unnest(CAST(:names AS text[]), CAST(:limits AS integer[])) AS w(job_name, max_rows) CROSS JOIN LATERAL (
@@ -74,7 +74,7 @@ _STARTABLE = """
         WHERE w.mutex_key = k.mutex_key AND (w.run_at, w.job_id) < (c.run_at, c.id) LIMIT 1) AS ahead)"""
 
 PLAIN = Statement(
-    _LANES.replace("KEYED", "NULL")
+    LANES.replace("KEYED", "NULL")
     + f"""
 SELECT c.id, l.job_name, l.priority, {_EPOCH.format("c")} AS run_at FROM lane AS l CROSS JOIN LATERAL ("""
     + _DUE_IN_LANE.replace("KEYED", "NULL")
@@ -85,7 +85,7 @@ SELECT c.id, l.job_name, l.priority, {_EPOCH.format("c")} AS run_at FROM lane AS
 
 # A row without an id says that the window of its lane is full.
 WINDOWED = Statement(
-    _LANES.replace("KEYED", "NOT NULL")
+    LANES.replace("KEYED", "NOT NULL")
     + f"""
 SELECT s.id, l.job_name, l.priority, {_EPOCH.format("s")} AS run_at FROM lane AS l CROSS JOIN LATERAL (
     SELECT c.id, c.run_at FROM ("""

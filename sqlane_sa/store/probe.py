@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import Connection
 
 from sqlane_sa.schema import Tables
-from sqlane_sa.statement import BIG, BOOL, SMALL, TEXT, Statement
+from sqlane_sa.statement import BIG, BOOL, INTS, SMALL, TEXT, TEXTS, Statement
+from sqlane_sa.store.candidates import LANES
 from sqlane_sa.store.reading import readable
 
 
@@ -57,6 +58,23 @@ FROM {{mutexes}} WHERE held_until > statement_timestamp() ORDER BY held_until LI
     {"delay_ms": BIG},
 )
 
+NEXT_KEYED = Statement(
+    LANES.replace("KEYED", "NOT NULL")
+    + f"""
+SELECT CAST(ceil(extract(epoch FROM {readable("min(at)")} - statement_timestamp()) * 1000) AS bigint) AS delay_ms
+FROM (
+    SELECT n.run_at AS at FROM lane AS l CROSS JOIN LATERAL (
+        SELECT j.run_at FROM {{jobs}} AS j
+        WHERE j.status = 'pending' AND j.mutex_keys IS NOT NULL AND j.job_name = l.job_name
+          AND j.priority = l.priority AND j.run_at > statement_timestamp()
+        ORDER BY j.run_at, j.id LIMIT 1) AS n
+    UNION ALL
+    (SELECT held_until FROM {{mutexes}} WHERE held_until > statement_timestamp() ORDER BY held_until LIMIT 1)
+) AS times""",
+    {"names": TEXTS, "limits": INTS},
+    {"delay_ms": BIG},
+)
+
 
 def probe(conn: Connection, /, tables: Tables) -> list[tuple[str, int]]:
     """`(name, delay in ms)` of the next job of each name with pending jobs, by name; negative when overdue."""
@@ -74,3 +92,10 @@ def probe_lanes(conn: Connection, /, tables: Tables) -> Sequence[Lane]:
 def next_linger_end(conn: Connection, /, tables: Tables) -> int | None:
     """Milliseconds until the next lingering key is free; None when none lingers."""
     return conn.execute(NEXT_LINGER_END.on(tables)).scalar()
+
+
+def next_keyed(conn: Connection, /, tables: Tables, *, names: Collection[str]) -> int | None:
+    """Milliseconds until the next lingering key is free or the next job with keys of these names is due; None for
+    neither. A due job that waits for its key does not hide those that are due later."""
+    parameters = {"names": sorted(names), "limits": [0] * len(names)}
+    return conn.execute(NEXT_KEYED.on(tables), parameters).scalar()

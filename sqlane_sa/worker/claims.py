@@ -74,8 +74,11 @@ class Claims:
             ids = store.find_candidates(conn, self._queue.tables, limits_by_name=limits, keyed_names=())
         return self._around(ids, sum(limit for *_, limit in shares))
 
-    def keyed(self, names: Collection[str], want: int, after_key: str) -> tuple[list[ClaimedJob], int | None]:
-        """Jobs with keys; and if there were none, the milliseconds until the next linger ends."""
+    def keyed(
+        self, names: Collection[str], want: int, after_key: str, *, asleep: bool
+    ) -> tuple[list[ClaimedJob], int | None]:
+        """Jobs with keys; and the milliseconds until more may start, where nobody may look before (`asleep`) or there
+        were none."""
         tables = self._queue.tables
         limits = dict.fromkeys(sorted(names), want + len(self._aside))
         ids: list[str] = []
@@ -85,12 +88,16 @@ class Claims:
                 ids = store.find_keyed_candidates(conn, tables, limits_by_name=limits, after_key=after_key)
                 if not self.apart:
                     claimed = self._claim(conn, ids[:want])
-                linger_ms = None if claimed else store.next_linger_end(conn, tables)
+                resting = not claimed or (asleep and len(claimed) < want)
+                next_ms = store.next_keyed(conn, tables, names=names) if resting else None
         except Exception as error:
             if not (ids and (is_hopeless(error) or is_locked(error))):
                 raise
-            return self._around(ids, want), None
-        return (self._around(ids, want) if self.apart else claimed), linger_ms
+            return self._around(ids, want), self._next_try()
+        if not self.apart:
+            return claimed, next_ms
+        claimed = self._around(ids, want)
+        return claimed, min((ms for ms in (next_ms, self._next_try()) if ms is not None), default=None)
 
     def _claim(self, conn: Connection, ids: Sequence[str]) -> list[ClaimedJob]:
         tables = self._queue.tables
@@ -125,6 +132,11 @@ class Claims:
             return claimed  # they run; the next turn meets the outage
         self._suspicious = False
         return claimed
+
+    def _next_try(self) -> int | None:
+        """Milliseconds until a job that was set aside is tried again."""
+        now = time.monotonic()
+        return min((max(0, int((aside.at - now) * 1000) + 1) for aside in self._aside.values()), default=None)
 
     def _claim_part(self, ids: Sequence[str], claimed: list[ClaimedJob]) -> Exception | None:
         """Claim them all in one transaction; or the reason why one of them cannot be."""

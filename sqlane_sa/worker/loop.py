@@ -228,19 +228,19 @@ class Loop:
         if not names:
             return []
         self._looked_keyed = now
-        claimed, linger_ms = self._claims.keyed(names, want, self._after_key)
+        claimed, next_ms = self._claims.keyed(names, want, self._after_key, asleep=self.asleep)
         # The walk over the keys starts where this claim ended, so that each key gets its turn.
         self._after_key = max((key for job in claimed for key in job.mutex_keys or ()), default="")
         if len(claimed) < want:
-            self._rest_keyed(time.monotonic(), time.monotonic() - now, linger_ms)
+            self._rest_keyed(time.monotonic(), time.monotonic() - now, next_ms)
         return claimed
 
-    def _rest_keyed(self, now: float, cost: float, linger_ms: int | None) -> None:
-        """The rest waits for keys. A sleeping worker is woken when one is freed; lingers end by themselves; a busy one
-        looks again, but spends little of its time on it."""
+    def _rest_keyed(self, now: float, cost: float, next_ms: int | None) -> None:
+        """The rest waits for keys. A sleeping worker is woken when one is freed; lingers end and jobs come due by
+        themselves; a busy one looks again, but spends little of its time on it."""
         pause = self._poll_interval if self.asleep else max(KEYED_PAUSE, 5 * cost)
-        if linger_ms is not None:
-            pause = min(pause, linger_ms / 1000)
+        if next_ms is not None:
+            pause = min(pause, next_ms / 1000)
         self._keyed_at = now + min(pause, self._poll_interval)
 
     def _probe(self, conn: Connection) -> None:

@@ -110,3 +110,27 @@ def test_a_job_in_backoff_does_not_block_its_key(queue: Queue, run: Any, enqueue
     later, failing, good = enqueue("good", delay=3600), enqueue("bad"), enqueue("good")
     run()
     assert [job(id_).status for id_ in (later, failing, good)] == ["pending", "pending", "completed"]
+
+
+def test_a_job_that_waits_for_its_key_hides_no_later_ones(
+    queue: Queue, work: Any, engine: sa.Engine, enqueue: Any, job: Read
+) -> None:
+    """It is due and first in its lane; the worker would look again in an hour, and nobody enqueues."""
+    go = threading.Event()
+
+    @queue.job("hold", mutex_keys=["a"])
+    def hold(payload: Any) -> None:
+        assert go.wait(60)
+
+    queue.job("lane", mutex_keys=lambda payload: [payload])(lambda payload: None)
+    worker = work(poll_interval=3600)
+    holder = enqueue("hold")
+    wait_until(lambda: job(holder).status == "running")
+    with engine.begin() as conn:
+        blocked = queue.enqueue(conn, "lane", "a").id
+        later = queue.enqueue(conn, "lane", "b", delay=0.3).id
+    wait_until(lambda: job(later).status == "completed")
+    assert job(blocked).status == "pending"
+    go.set()
+    wait_until(lambda: job(blocked).status == "completed")
+    assert worker.failure is None
