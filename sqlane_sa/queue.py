@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime, timedelta
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, MetaData
@@ -12,8 +12,17 @@ from sqlalchemy import Connection, MetaData
 from sqlane_sa import store
 from sqlane_sa.handles import connection_of, run_on
 from sqlane_sa.schema import Tables
+from sqlane_sa.values.checks import (
+    check_delay,
+    check_id,
+    check_max_attempts,
+    check_priority,
+    check_run_at,
+    checked,
+    mark_checked,
+)
 from sqlane_sa.values.definition import Definition
-from sqlane_sa.values.duration import seconds, to_ms
+from sqlane_sa.values.duration import to_ms
 from sqlane_sa.values.errors import (
     DefinitionError,
     DuplicateDefinitionError,
@@ -23,15 +32,13 @@ from sqlane_sa.values.errors import (
 )
 from sqlane_sa.values.job import Enqueued, FailedJob, Job, NameStats, NewJob
 from sqlane_sa.values.payload import encode
-from sqlane_sa.values.text import ID_CHARS, check_keys, check_text
+from sqlane_sa.values.reaction import reaction_payload
+from sqlane_sa.values.text import check_keys
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 SECONDS = float | timedelta
-
-_FIRST, _END = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
-"""Of `run_at`. Outside of them no driver is sure to read a time back in every time zone, and no worker the job."""
 
 
 class Queue:
@@ -110,22 +117,21 @@ class Queue:
         definition = self.definition(name)
         text = encode(payload)
         keys = definition.keys_for(payload) if mutex_keys is None else check_keys(mutex_keys, "mutex_keys")
-        return NewJob(
-            id=None if id is None else check_text(id, "id", max_chars=ID_CHARS, what="an id"),
+        job = NewJob(
+            id=None if id is None else check_id(id),
             name=definition.name,
             payload=text,
-            priority=definition.priority if priority is None else _integer(priority, "priority", -32768, 32767),
-            run_at=_run_at(run_at, delay),
-            delay_ms=0 if delay is None else to_ms(seconds(delay, "delay", error=_invalid)),
+            priority=definition.priority if priority is None else check_priority(priority),
+            run_at=check_run_at(run_at, delay),
+            delay_ms=check_delay(delay),
             mutex_keys=keys,
-            max_attempts=(
-                definition.max_attempts if max_attempts is None else _integer(max_attempts, "max_attempts", 1, 100_000)
-            ),
+            max_attempts=definition.max_attempts if max_attempts is None else check_max_attempts(max_attempts),
             max_stalls=definition.max_stalls,
             failure_job=definition.failure_job,
             completed_retention_ms=_retention_ms(definition.completed_retention),
             failed_retention_ms=_retention_ms(definition.failed_retention),
         )
+        return mark_checked(job)
 
     def enqueue(self, on: Any, name: str, payload: Any = None, **options: Any) -> Enqueued:
         """Write one job in the transaction of `on`, a Session, scoped_session or Connection.
@@ -139,7 +145,8 @@ class Queue:
     def enqueue_many(self, on: Any, jobs: Iterable[NewJob]) -> list[Enqueued]:
         """Write any number of jobs in the transaction of `on`; one `Enqueued` each, in input order.
 
-        All are checked before any SQL is sent, and an error names the place (`jobs[400]`).
+        All are checked before any SQL is sent, copies made by `dataclasses.replace` too, and an error names the place
+        (`jobs[400]`).
         """
         return self._insert(on, self._checked(jobs), "enqueue_many")
 
@@ -154,8 +161,8 @@ class Queue:
         return await run_on(on, "enqueue_many", lambda sync: self._insert(sync, checked, "enqueue_many"))
 
     def get(self, conn: Connection, id: str) -> Job | None:
-        """The job with this id as the connection sees it, or None."""
-        return store.get(conn, self.tables, id=id)
+        """The job with this id as the connection sees it, or None. Raises `InvalidJobError` for what can be no id."""
+        return store.get(conn, self.tables, id=check_id(id))
 
     def stats(self, conn: Connection) -> dict[str, NameStats]:
         """Name to its counts and the age of its oldest due job in ms; reads no completed rows."""
@@ -165,16 +172,10 @@ class Queue:
         """The job that reacts to a failed one.
 
         Its payload: id, name, payload, attempt, max_attempts and error of the failed job. A name that this process
-        does not define gets the default options: another process may serve it.
+        does not define gets the default options: another process may serve it. Raises `InvalidJobError` for the 11th in
+        a row: jobs that name each other as failure job would go on for ever.
         """
-        payload = {
-            "id": failed.id,
-            "name": failed.name,
-            "payload": failed.payload,
-            "attempt": failed.attempt,
-            "max_attempts": failed.max_attempts,
-            "error": failed.error,
-        }
+        payload = reaction_payload(failed)
         if failed.failure_job in self.definitions:
             return self.new(failed.failure_job, payload)
         stranger = Queue(self.tables.prefix, self.tables.schema)
@@ -182,19 +183,22 @@ class Queue:
         return stranger.new(failed.failure_job, payload)
 
     def _checked(self, jobs: Iterable[NewJob]) -> list[NewJob]:
-        checked: list[NewJob] = []
-        iterator = iter(jobs)
+        good: list[NewJob] = []
+        iterator = _iterator(jobs)
         while True:
-            place = f"jobs[{len(checked)}]"
+            place = f"jobs[{len(good)}]"
             try:
                 job = next(iterator)
+                if isinstance(job, NewJob):
+                    job = checked(job)
+                    self.definition(job.name)
             except StopIteration:
-                return checked
-            except InvalidJobError as error:
+                return good
+            except (InvalidJobError, UnknownNameError) as error:
                 raise error.at(place) from error
             if not isinstance(job, NewJob):
                 raise InvalidJobError(f"is {type(job).__name__}; make it with queue.new(...)", place=place, value=job)
-            checked.append(job)
+            good.append(job)
 
     def _insert(self, on: object, jobs: list[NewJob], method: str) -> list[Enqueued]:
         return store.insert_jobs(connection_of(on, self.tables, method), self.tables, jobs=jobs)
@@ -247,36 +251,12 @@ def _name_of(handler: object) -> str:
         raise DefinitionError(message, option="name", value=handler) from None
 
 
-def _run_at(run_at: object, delay: object) -> datetime | None:
-    if run_at is None:
-        return None
-    if delay is not None:
-        raise InvalidJobError("run_at and delay exclude each other; give one of them", place="run_at", value=run_at)
-    if not isinstance(run_at, datetime):
-        raise InvalidJobError(f"is {type(run_at).__name__}; give an aware datetime", place="run_at", value=run_at)
-    if run_at.utcoffset() is None:
-        raise InvalidJobError(
-            f"{run_at!r} is naive: it names no instant; give an aware datetime, for example datetime.now(UTC)",
-            place="run_at",
-            value=run_at,
-        )
-    if not _FIRST <= run_at < _END:
-        raise InvalidJobError(
-            f"{run_at!r} is not in the years 1970 to 9998 of UTC; for a job that is due now leave it out",
-            place="run_at",
-            value=run_at,
-        )
-    return run_at
-
-
-def _integer(value: object, place: str, least: int, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise InvalidJobError(f"{value!r} is not an integer from {least} to {most}", place=place, value=value)
-    return value
-
-
-def _invalid(message: str, option: str, value: object) -> InvalidJobError:
-    return InvalidJobError(message, place=option, value=value)
+def _iterator(jobs: Iterable[NewJob]) -> Iterator[NewJob]:
+    try:
+        return iter(jobs)
+    except TypeError as error:
+        message = f"is {type(jobs).__name__}; give an iterable of queue.new(...)"
+        raise InvalidJobError(message, place="jobs", value=jobs) from error
 
 
 def _retention_ms(retention: float | None) -> int | None:

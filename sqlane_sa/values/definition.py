@@ -9,12 +9,10 @@ from typing import Any, Self
 
 from sqlane_sa.values.backoff import DEFAULT_BACKOFF
 from sqlane_sa.values.callables import accepts, is_async, is_generator, takes_context
+from sqlane_sa.values.checks import MAX_COUNT, MAX_PRIORITY, MIN_PRIORITY
 from sqlane_sa.values.duration import definition_error, seconds
 from sqlane_sa.values.errors import DefinitionError, InvalidJobError, shown
 from sqlane_sa.values.text import NAME_CHARS, check_keys, check_text
-
-MAX_COUNT = 100_000
-MIN_PRIORITY, MAX_PRIORITY = -32768, 32767
 
 Keys = Iterable[str] | str | None
 

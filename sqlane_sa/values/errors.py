@@ -57,15 +57,20 @@ class DuplicateDefinitionError(DefinitionError):
 
 
 class UnknownNameError(SqlaneError, LookupError):
-    """A name that no definition of the queue has: `name`, `known`."""
+    """A name that no definition of the queue has: `name`, `known`, and the `place` of a job in a bulk, or None."""
 
-    def __init__(self, name: str, known: Collection[str]) -> None:
+    def __init__(self, name: str, known: Collection[str], *, place: str | None = None) -> None:
         super().__init__(
-            f"no job is named {shown(name)} on this queue; {_suggestion(name, known)}"
+            f"{f'{place}: ' if place else ''}no job is named {shown(name)} on this queue; {_suggestion(name, known)}"
             "define it with queue.job or queue.define, or import the module that does"
         )
         self.name = name
         self.known = tuple(known)
+        self.place = place
+
+    def at(self, place: str) -> Self:
+        """The same error at a place, such as `jobs[400]`."""
+        return type(self)(self.name, self.known, place=place)
 
 
 def _suggestion(name: object, known: Collection[str]) -> str:

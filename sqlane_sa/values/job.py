@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -28,6 +28,8 @@ class NewJob:
     failure_job: str | None
     completed_retention_ms: int | None
     failed_retention_ms: int | None
+    is_checked: bool = field(init=False, repr=False, compare=False, default=False)
+    """Whether `queue.new` made it, which has checked all the others."""
 
 
 class Enqueued(NamedTuple):

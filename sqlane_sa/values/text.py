@@ -12,6 +12,8 @@ ID_CHARS = 128
 """A B-tree row has at most 2,704 bytes, and one index holds a key and an id, each up to 4 bytes a character."""
 
 KEYS_PER_JOB = 100
+KEYS_GIVEN = 10_000
+"""With repetitions: where the same few keys come from a generator without an end."""
 
 
 def check_text(value: object, place: str, *, max_chars: int, what: str) -> str:
@@ -55,7 +57,7 @@ def check_keys(keys: object, place: str) -> tuple[str, ...] | None:
     """Mutex keys, each once, in the order of PostgreSQL's "C" collation (by code point); None for no keys.
 
     One string is one key. Raises `InvalidJobError` at `place` or `place[i]` for what is no key or not iterable, and for
-    more than 100 different keys.
+    more than 100 different keys or 10,000 in all.
     """
     if keys is None:
         return None
@@ -67,6 +69,6 @@ def check_keys(keys: object, place: str) -> tuple[str, ...] | None:
     found: set[str] = set()
     for index, key in enumerate(keys):
         found.add(check_text(key, f"{place}[{index}]", max_chars=KEY_CHARS, what="a mutex key"))
-        if len(found) > KEYS_PER_JOB:  # here, so that an endless generator ends
+        if len(found) > KEYS_PER_JOB or index >= KEYS_GIVEN:  # here, so that an endless generator ends
             raise InvalidJobError(f"a job has at most {KEYS_PER_JOB} mutex keys; lock something coarser", place=place)
     return tuple(sorted(found)) or None

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from sqlane_sa.queue import Queue
 from sqlane_sa.values.duration import seconds
-from sqlane_sa.values.errors import DefinitionError
+from sqlane_sa.values.errors import DefinitionError, shown
 from sqlane_sa.values.ids import new_id
 
 MAX_CONCURRENCY = 10_000
@@ -50,7 +50,7 @@ class Options:
         """Raises `DefinitionError` naming the option, its value and what is allowed."""
         if isinstance(concurrency, bool) or not isinstance(concurrency, int) or not 1 <= concurrency <= MAX_CONCURRENCY:
             raise DefinitionError(
-                f"concurrency={concurrency!r} is not an integer from 1 to {MAX_CONCURRENCY}",
+                f"concurrency={shown(concurrency)} is not an integer from 1 to {MAX_CONCURRENCY}",
                 option="concurrency",
                 value=concurrency,
             )
@@ -70,28 +70,37 @@ class Options:
 
 def served(queue: Queue, names: Iterable[str] | None) -> tuple[str, ...]:
     """The names this worker claims: those with a handler here. Other names are left to other workers."""
-    if isinstance(names, str):
-        raise DefinitionError(f"names={names!r} is a string; give a list of names", option="names", value=names)
-    if names is None:
-        served = tuple(name for name, definition in queue.definitions.items() if definition.handler is not None)
-    else:
-        served = tuple(dict.fromkeys(names))
-        for name in served:
-            if queue.definition(name).handler is None:
-                raise DefinitionError(
-                    f"names holds {name!r}, which has no handler in this process; define it with queue.job",
-                    option="names",
-                    value=name,
-                )
-    if names is not None and not served:
-        raise DefinitionError("names is empty; leave it out to serve all names", option="names", value=names)
-    if not served:
+    if not isinstance(queue, Queue):
+        raise DefinitionError(f"queue={shown(queue)} is no Queue", option="queue", value=queue)
+    if names is not None:
+        return _given(queue, names)
+    found = tuple(name for name, definition in queue.definitions.items() if definition.handler is not None)
+    if not found:
         raise DefinitionError(
             "this queue has no handlers; import the modules whose functions are decorated with queue.job",
             option="names",
             value=names,
         )
-    return served
+    return found
+
+
+def _given(queue: Queue, names: object) -> tuple[str, ...]:
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        kind = "a string" if isinstance(names, str) else "no list"
+        raise DefinitionError(f"names={shown(names)} is {kind}; give a list of names", option="names", value=names)
+    given: dict[str, None] = {}
+    for name in names:
+        definition = queue.definition(name)
+        if definition.handler is None:
+            raise DefinitionError(
+                f"names holds {name!r}, which has no handler in this process; define it with queue.job",
+                option="names",
+                value=name,
+            )
+        given[definition.name] = None
+    if not given:
+        raise DefinitionError("names is empty; leave it out to serve all names", option="names", value=names)
+    return tuple(given)
 
 
 def _default_worker_id() -> str:
@@ -102,6 +111,6 @@ def _default_worker_id() -> str:
 def _checked_id(worker_id: object) -> str:
     if not isinstance(worker_id, str) or not worker_id or "\0" in worker_id or len(worker_id) > 255:
         raise DefinitionError(
-            f"worker_id={worker_id!r} is not a string of 1 to 255 characters", option="worker_id", value=worker_id
+            f"worker_id={shown(worker_id)} is not a string of 1 to 255 characters", option="worker_id", value=worker_id
         )
     return worker_id

@@ -8,7 +8,7 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from decimal import Decimal
 from typing import Any
 
@@ -67,11 +67,27 @@ PAYLOADS: list[tuple[Any, str]] = [
     (functools.reduce(lambda inner, _: [inner], range(5000), []), "payload" + "[0]" * 10 + "..."),
 ]
 
+
+class BrokenZone(tzinfo):
+    def utcoffset(self, dt: datetime | None) -> timedelta:
+        raise RuntimeError("no zone")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+class Silent:
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
 OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"run_at": datetime(2030, 1, 1)}, "run_at"),
     ({"run_at": "2030-01-01T00:00:00Z"}, "run_at"),
     ({"run_at": date(2030, 1, 1)}, "run_at"),
     ({"run_at": datetime(2030, 1, 1, tzinfo=UTC), "delay": 1}, "run_at"),
+    ({"run_at": datetime(2030, 1, 1, tzinfo=BrokenZone())}, "run_at"),
+    ({"run_at": Silent()}, "run_at"),
     ({"delay": math.nan}, "delay"),
     ({"delay": math.inf}, "delay"),
     ({"delay": -1}, "delay"),
@@ -80,7 +96,10 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"priority": 1.5}, "priority"),
     ({"priority": True}, "priority"),
     ({"priority": 32768}, "priority"),
+    ({"priority": Silent()}, "priority"),
+    ({"priority": 10**5000}, "priority"),
     ({"max_attempts": 0}, "max_attempts"),
+    ({"max_attempts": Silent()}, "max_attempts"),
     ({"max_attempts": 100_001}, "max_attempts"),
     ({"mutex_keys": ["ok", "k\0"]}, "mutex_keys[1]"),
     ({"mutex_keys": ["\ud800"]}, "mutex_keys[0]"),

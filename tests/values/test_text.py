@@ -61,6 +61,12 @@ def test_what_is_no_set_of_keys(keys: object) -> None:
     assert caught.value.place == "mutex_keys"
 
 
+@pytest.mark.parametrize("distinct", [1, 100])
+def test_the_same_keys_without_an_end(distinct: int) -> None:
+    with pytest.raises(InvalidJobError, match="at most 100 mutex keys"):
+        check_keys((f"k{n % distinct}" for n in itertools.count()), "mutex_keys")
+
+
 @pytest.mark.parametrize("key", [None, 7, "", "a\0", "\ud800", "k" * (KEY_CHARS + 1), b"a"])
 def test_the_place_of_a_wrong_key(key: object) -> None:
     with pytest.raises(InvalidJobError) as caught:
