@@ -51,6 +51,7 @@ def work(conn: sa.Connection, queue: Queue) -> None:
     insert(conn, queue, id=new_id(), delay=LEASE, mutex_keys=["k"])
     store.make_due(conn, tables, names=["n"])
     assert {name for name, _ in store.probe(conn, tables)} == {"n", "kept"}
+    store.next_keyed(conn, tables, names=["n"])
     for end in (_release, _lose, _end):
         end(conn, queue, _claim(conn, queue))
         store.wake(conn, tables)

@@ -94,8 +94,9 @@ def test_a_held_key_starves_no_other(queue: Queue, work: Any, engine: sa.Engine,
         wait_until(lambda: job(id_).status == "completed")  # noqa: B023
     assert order == []
     go.set()
-    wait_until(lambda: len(order) == 1000, timeout=60)
-    assert order == sorted(order)
+    wait_until(lambda: len(order) >= 100)
+    worker.stop()
+    assert order == list(range(len(order)))
     assert worker.failure is None
 
 
@@ -126,6 +127,8 @@ def test_a_job_that_waits_for_its_key_hides_no_later_ones(
     worker = work(poll_interval=3600)
     holder = enqueue("hold")
     wait_until(lambda: job(holder).status == "running")
+    # Until then an enqueue notifies nobody.
+    wait_until(lambda: worker._parts.loop.asleep and worker._parts.jobs.waiting)
     with engine.begin() as conn:
         blocked = queue.enqueue(conn, "lane", "a").id
         later = queue.enqueue(conn, "lane", "b", delay=0.3).id
