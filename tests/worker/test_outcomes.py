@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
-from sqlane_sa import Backoff, Discard, Job, JobContext, Queue, Retry, Snooze
+from sqlane_sa import Backoff, Discard, Job, JobContext, Queue, Retry, Snooze, Worker
 from tests.support import wait_until
 
 Run = Callable[..., None]
@@ -259,38 +260,65 @@ def test_the_delay_is_sane_whatever_the_backoff(
     assert job(ids[-1]).status == "failed"
 
 
-def test_odd_rows_are_isolated(queue: Queue, run: Run, enqueue: Enqueue, job: Read, sql: Sql, caplog: Any) -> None:
-    """A5, A14, A24: attempts used up, a payload that nobody can read or that is gone; the neighbours run."""
+def test_odd_rows_are_isolated(
+    engine: sa.Engine, queue: Queue, run: Run, enqueue: Enqueue, job: Read, sql: Sql, caplog: Any
+) -> None:
+    """A5, A14, A24: attempts used up, a payload that nobody can read, that is gone or of another kind; the neighbours
+    run, and the stats count all of them."""
 
     @queue.job("good", backoff=lambda attempt: 3600)
     def good(payload: dict[str, Any]) -> None:
         payload["n"]
 
-    used, missing, digits, deep, text = (enqueue("good", {"n": 0}) for _ in range(5))
+    used, missing, *poisoned = (enqueue("good", {"n": 0}) for _ in range(7))
     neighbours = [enqueue("good", {"n": n}) for n in range(10)]
     sql("UPDATE sqlane_jobs SET attempts = max_attempts WHERE id = :id", id=used)
     sql("DELETE FROM sqlane_payloads WHERE id = :id", id=missing)
-    for id_, payload in ((digits, "9" * 5000), (deep, "[" * 5000 + "]" * 5000), (text, '"just text"')):
+    for id_, payload in zip(
+        poisoned, ("9" * 5000, "[" * 5000 + "]" * 5000, '"just text"', "null", "[1, 2]"), strict=True
+    ):
         sql("UPDATE sqlane_payloads SET payload = CAST(:payload AS json) WHERE id = :id", payload=payload, id=id_)
+    with engine.connect() as conn:
+        assert queue.stats(conn)["good"].pending == 17
     run()
     assert [job(id_).status for id_ in neighbours] == ["completed"] * 10
     assert job(used).status == "failed"
     assert f"job {used} (good): 5 of 5 attempts were already used" in caplog.text
-    for id_ in (missing, digits, deep, text):
+    for id_ in (missing, *poisoned):
         assert (job(id_).status, job(id_).attempts) == ("pending", 1)
+    for id_ in poisoned[-3:]:  # the handler's own error
+        assert (job(id_).last_error or {})["type"] == "TypeError"
     assert sql("SELECT count(*) FROM sqlane_jobs WHERE status = 'running'") == [(0,)]
+    with engine.connect() as conn:
+        stats = queue.stats(conn)["good"]
+    assert (stats.pending, stats.running, stats.failed) == (6, 0, 1)
 
 
-def test_names_without_a_handler_are_left_alone(queue: Queue, run: Run, enqueue: Enqueue, job: Read, sql: Sql) -> None:
-    """N145: they wait for a worker that knows them, and show in the stats."""
+def test_names_without_a_handler_are_left_alone(
+    engine: sa.Engine, queue: Queue, run: Run, enqueue: Enqueue, job: Read
+) -> None:
+    """N145: a thousand at the head do not hold up those behind; they show in the stats, and wait for a worker that
+    knows them."""
     queue.define("new.job")
     queue.job("good")(lambda payload: None)
-    strange = [enqueue("new.job", priority=-1) for _ in range(3)]
-    good = enqueue("good")
+    with engine.begin() as conn:
+        strange = [one.id for one in queue.enqueue_many(conn, [queue.new("new.job", priority=-1)] * 1000)]
+    good = [enqueue("good") for _ in range(20)]
     run()
-    assert job(good).status == "completed"
-    assert {job(id_).attempts for id_ in strange} == {0}
+    assert {job(id_).status for id_ in good} == {"completed"}
+    with engine.connect() as conn:
+        stats = queue.stats(conn)
+    assert (stats["new.job"].pending, stats["new.job"].due, stats["new.job"].running) == (1000, 1000, 0)
+    assert {(job(id_).status, job(id_).attempts) for id_ in strange[::100]} == {("pending", 0)}
     newer = Queue()
-    newer.job("new.job")(lambda payload: None)
+    ran: list[str] = []
+
+    @newer.job("new.job")
+    def new_job(payload: Any, ctx: JobContext) -> None:
+        ran.append(ctx.id)
+
     with pytest.raises(LookupError, match="no job is named"):
         newer.new("good")
+    Worker(engine, newer).run_until_idle()
+    assert sorted(ran) == sorted(strange)
+    assert {(job(id_).status, job(id_).attempts) for id_ in strange} == {("completed", 1)}
