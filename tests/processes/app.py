@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import sys
 import threading
@@ -11,6 +12,7 @@ import time
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from sqlane_sa import JobContext, Queue, Worker
 
@@ -68,6 +70,17 @@ async def nap(payload: Any, ctx: JobContext) -> None:
     await asyncio.to_thread(note, ctx, "end")
 
 
+@queue.job("query")
+async def query(payload: Any, ctx: JobContext) -> None:
+    """Waits for the database, through the async driver given."""
+    async_engine = create_async_engine(engine.url.set(drivername=f"postgresql+{payload['driver']}"))
+    try:
+        async with AsyncSession(async_engine) as session:
+            await session.execute(sa.text("SELECT pg_sleep(60)"))
+    finally:
+        await async_engine.dispose()
+
+
 @queue.job("block")
 async def block(payload: Any, ctx: JobContext) -> None:
     """Blocks the event loop."""
@@ -112,6 +125,7 @@ def pool(payload: Any, ctx: JobContext) -> None:
 
 
 if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING)
     url, options = sys.argv[1], json.loads(sys.argv[2])
     pool_options = options.pop("pool", {})
     engine = sa.create_engine(url, **pool_options)

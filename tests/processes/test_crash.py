@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,18 +82,32 @@ def test_a_job_that_kills_its_process_fails_after_its_stalls(start: Start, watch
     watch.wait_for(reactions[0].id, "failed:" + id_)
 
 
-def test_a_job_killed_from_outside_gets_max_stalls_and_one_starts(start: Start, watch: Watch, enqueue: Enqueue) -> None:
+def test_a_job_killed_from_outside_gets_max_stalls_and_one_starts(
+    start: Start, watch: Watch, enqueue: Enqueue, engine: sa.Engine
+) -> None:
     """A21: five starts with max_stalls 4, spaced by the growing stall delay."""
     id_ = enqueue("sleep_five")
+    with engine.begin() as conn:
+        # `run_at` is cut to the millisecond.
+        conn.exec_driver_sql(
+            "CREATE FUNCTION stalled() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            " INSERT INTO ledger (job_id, event, attempt, at) VALUES"
+            "  (NEW.id, 'due', ceil(1000 * extract(epoch FROM NEW.run_at - NEW.updated_at)), NEW.run_at);"
+            " RETURN NULL; END $$;"
+            "CREATE TRIGGER stalled AFTER UPDATE ON sqlane_jobs FOR EACH ROW"
+            " WHEN (OLD.status = 'running' AND NEW.status = 'pending') EXECUTE FUNCTION stalled()"
+        )
     for times in range(1, 6):
         process = start(lease=0.3, stall_delay=0.05)
         watch.wait_for(id_, times=times)
         kill(process)
     start(lease=0.3, names=["quick"])
     job = watch.wait_status(id_, "failed")
-    starts = watch.events(id_)
+    starts, due = watch.events(id_), watch.events(id_, "due")
     assert len(starts) == 5
     assert (job.stalls, job.attempts) == (5, 0)
+    assert [event.attempt for event in due] == [50, 100, 200, 400], "the delays stored, in ms"
+    assert all(again.at >= event.at for event, again in zip(due, starts[1:], strict=True)), "none before it was due"
 
 
 def test_jobs_behind_a_crashed_one_run_when_its_key_is_free(start: Start, watch: Watch, enqueue: Enqueue) -> None:
@@ -127,8 +142,11 @@ def test_a_paused_workers_result_is_refused(start: Start, watch: Watch, enqueue:
     assert watch.rows("SELECT * FROM sqlane_mutexes") == []
 
 
-def test_maintenance_goes_on_after_a_backend_is_terminated(start: Start, watch: Watch, engine: sa.Engine) -> None:
-    """A4: 50 jobs with ended leases, and the sweeper's connection dies at one of them: the others do not wait."""
+def test_maintenance_goes_on_after_a_backend_is_terminated(
+    start: Start, watch: Watch, engine: sa.Engine, tmp_path: Path
+) -> None:
+    """A4: 50 jobs with ended leases, and the sweeper's connection dies at one of them, round after round: the others
+    do not wait, and it is said once."""
     with engine.begin() as conn:
         conn.exec_driver_sql(
             "INSERT INTO sqlane_jobs (id, job_name, status, lock_token, locked_by, locked_until)"
@@ -136,16 +154,24 @@ def test_maintenance_goes_on_after_a_backend_is_terminated(start: Start, watch: 
             " FROM generate_series(1, 50) AS n"
         )
         conn.exec_driver_sql(
-            "CREATE FUNCTION trip() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            "CREATE SEQUENCE trips; CREATE FUNCTION trip() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
             " IF NEW.id = 'stale-25' AND NOT EXISTS (SELECT FROM ledger WHERE event = 'tripped') THEN"
-            "  PERFORM pg_terminate_backend(pg_backend_pid()); END IF; RETURN NEW; END $$;"
+            "  PERFORM nextval('trips'), pg_terminate_backend(pg_backend_pid()); END IF; RETURN NEW; END $$;"
             "CREATE TRIGGER trip BEFORE UPDATE ON sqlane_jobs FOR EACH ROW EXECUTE FUNCTION trip()"
         )
     process = start()
     count = "SELECT count(*) FROM sqlane_jobs WHERE status = 'running'"
     wait_until(lambda: watch.rows(count)[0][0] == 1)
+    # A sequence keeps what a transaction that is rolled back has counted.
+    tries = "SELECT last_value FROM trips"
+    seen = watch.rows(tries)[0][0]
+    wait_until(lambda: watch.rows(tries)[0][0] >= seen + 2)
     with engine.begin() as conn:
         conn.exec_driver_sql("INSERT INTO ledger (event) VALUES ('tripped')")
     wait_until(lambda: watch.rows(count)[0][0] == 0)
+    log = tmp_path / "worker-0.log"
+    wait_until(lambda: "sweeper: works again after" in log.read_text())
+    assert log.read_text().count("sweeper: OperationalError") == 1
+    assert "ERROR" not in log.read_text()
     assert watch.rows("SELECT DISTINCT stalls FROM sqlane_jobs WHERE id LIKE 'stale-%'") == [(1,)]
     assert process.poll() is None

@@ -48,6 +48,20 @@ def test_an_endless_job_is_released_without_an_attempt(start: Start, watch: Watc
     assert lingers == ([(True,)] if name == "sleep" else [])
 
 
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+def test_a_job_that_waits_for_its_query_is_released(start: Start, watch: Watch, enqueue: Enqueue, driver: str) -> None:
+    """K119: an async handler inside `await session.execute(...)`; its lease would keep the job for a minute."""
+    id_ = enqueue("query", {"driver": driver})
+    process = start(shutdown_timeout=0.2, lease=60.0)
+    asleep = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
+    wait_until(lambda: watch.rows(asleep) == [(1,)])
+    assert watch.job(id_).status == "running"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    job = watch.job(id_)
+    assert (job.status, job.attempts, job.stalls, job.locked_by) == ("pending", 0, 0, None)
+
+
 def test_a_second_signal_does_not_wait(start: Start, watch: Watch, enqueue: Enqueue) -> None:
     id_ = enqueue("sleep", {})
     process = start(shutdown_timeout=3600.0)
