@@ -36,6 +36,19 @@ def connection_of(on: object, tables: Tables, method: str) -> Connection:
     return conn
 
 
+def reading_connection(on: object, tables: Tables, method: str) -> Connection:
+    """The connection of `on`, for a look; nothing of a session is flushed. Raises `HandleError`."""
+    if isinstance(on, Session | scoped_session):
+        return on.connection(bind_arguments={"clause": tables.jobs})
+    if isinstance(on, Connection):
+        return on
+    raise HandleError(
+        f"queue.{method}() takes {_SYNC}, and got {type(on).__name__}; on {_ASYNC} use "
+        f"`await connection.run_sync(lambda sync: queue.{method}(sync, ...))`, and on an engine "
+        f"`with engine.connect() as conn: queue.{method}(conn, ...)`"
+    )
+
+
 async def run_on(on: object, method: str, operation: Callable[[Any], Result]) -> Result:
     """Run `operation(sync session or connection)` inside the greenlet of an AsyncSession or AsyncConnection.
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, Unpack
 
-from sqlalchemy import Connection, MetaData
+from sqlalchemy import MetaData
 
 from sqlane_sa import store
-from sqlane_sa.handles import connection_of, run_on
+from sqlane_sa.handles import connection_of, reading_connection, run_on
 from sqlane_sa.schema import Tables
 from sqlane_sa.values.checks import (
     check_delay,
@@ -31,6 +31,7 @@ from sqlane_sa.values.errors import (
     shown,
 )
 from sqlane_sa.values.job import Enqueued, FailedJob, Job, NameStats, NewJob
+from sqlane_sa.values.options import DefinitionOptions, JobOptions, check_options
 from sqlane_sa.values.payload import encode
 from sqlane_sa.values.reaction import reaction_payload
 from sqlane_sa.values.text import check_keys
@@ -60,7 +61,9 @@ class Queue:
     def __repr__(self) -> str:
         return f"Queue(prefix={self.tables.prefix!r}, schema={self.tables.schema!r})"
 
-    def job(self, name: str | None = None, **options: Any) -> Callable[[Callable[P, R]], JobHandle[P, R]]:
+    def job(
+        self, name: str | None = None, **options: Unpack[DefinitionOptions]
+    ) -> Callable[[Callable[P, R]], JobHandle[P, R]]:
         """Decorate a handler: `def` or `async def`, of (payload) or (payload, ctx).
 
         `name` defaults to the function's. Options: max_attempts=5, backoff=Backoff(), timeout=None (seconds),
@@ -68,20 +71,22 @@ class Queue:
         max_stalls=3, completed_retention=86400 and failed_retention=1209600 (seconds, None: kept for ever),
         transactional=False. Raises `DefinitionError`; the second definition of a name is one.
         """
+        check_options(options)
         if callable(name):
             raise DefinitionError("queue.job is called: write @queue.job()", option="name", value=name)
 
         def decorate(handler: Callable[P, R]) -> JobHandle[P, R]:
             if handler is None:  # what a decorator below this one returned
                 raise DefinitionError("handler=None cannot be called; without one use queue.define", option="handler")
-            definition = Definition(name=_name_of(handler) if name is None else name, handler=handler, **options)
+            definition = Definition.build(_name_of(handler) if name is None else name, handler, **options)
             return JobHandle(self, self._register(definition), handler)
 
         return decorate
 
-    def define(self, name: str, **options: Any) -> JobHandle[..., Any]:
+    def define(self, name: str, **options: Unpack[DefinitionOptions]) -> JobHandle[..., Any]:
         """Define a name without a handler, for processes that only enqueue. Options as for `job`."""
-        return JobHandle(self, self._register(Definition(name=name, **options)), None)
+        check_options(options)
+        return JobHandle(self, self._register(Definition.build(name, **options)), None)
 
     def _register(self, definition: Definition) -> Definition:
         if definition.name in self.definitions:
@@ -133,7 +138,7 @@ class Queue:
         )
         return mark_checked(job)
 
-    def enqueue(self, on: Any, name: str, payload: Any = None, **options: Any) -> Enqueued:
+    def enqueue(self, on: Any, name: str, payload: Any = None, **options: Unpack[JobOptions]) -> Enqueued:
         """Write one job in the transaction of `on`, a Session, scoped_session or Connection.
 
         Options as for `new`. Flushes nothing and opens no savepoint. Given an `id` that exists already, nothing is
@@ -150,7 +155,7 @@ class Queue:
         """
         return self._insert(on, self._checked(jobs), "enqueue_many")
 
-    async def aenqueue(self, on: Any, name: str, payload: Any = None, **options: Any) -> Enqueued:
+    async def aenqueue(self, on: Any, name: str, payload: Any = None, **options: Unpack[JobOptions]) -> Enqueued:
         """`enqueue` in the transaction of an AsyncSession or AsyncConnection."""
         job = self.new(name, payload, **options)
         return (await run_on(on, "enqueue", lambda sync: self._insert(sync, [job], "enqueue")))[0]
@@ -160,13 +165,16 @@ class Queue:
         checked = self._checked(jobs)
         return await run_on(on, "enqueue_many", lambda sync: self._insert(sync, checked, "enqueue_many"))
 
-    def get(self, conn: Connection, id: str) -> Job | None:
-        """The job with this id as the connection sees it, or None. Raises `InvalidJobError` for what can be no id."""
-        return store.get(conn, self.tables, id=check_id(id))
+    def get(self, conn: Any, id: str) -> Job | None:
+        """The job with this id as the Connection (or Session) sees it, or None.
 
-    def stats(self, conn: Connection) -> dict[str, NameStats]:
-        """Name to its counts and the age of its oldest due job in ms; reads no completed rows."""
-        return store.stats(conn, self.tables)
+        Raises `InvalidJobError` for what can be no id, and `HandleError`.
+        """
+        return store.get(reading_connection(conn, self.tables, "get"), self.tables, id=check_id(id))
+
+    def stats(self, conn: Any) -> dict[str, NameStats]:
+        """Name to its counts and the age of its oldest due job in ms; reads no completed rows. Raises `HandleError`."""
+        return store.stats(reading_connection(conn, self.tables, "stats"), self.tables)
 
     def build_failure_job(self, failed: FailedJob) -> NewJob:
         """The job that reacts to a failed one.
@@ -228,15 +236,15 @@ class JobHandle(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<job {self.name!r}>"
 
-    def new(self, payload: Any = None, **options: Any) -> NewJob:
+    def new(self, payload: Any = None, **options: Unpack[JobOptions]) -> NewJob:
         """`queue.new` of this name."""
         return self.queue.new(self.name, payload, **options)
 
-    def enqueue(self, on: Any, payload: Any = None, **options: Any) -> Enqueued:
+    def enqueue(self, on: Any, payload: Any = None, **options: Unpack[JobOptions]) -> Enqueued:
         """`queue.enqueue` of this name."""
         return self.queue.enqueue(on, self.name, payload, **options)
 
-    async def aenqueue(self, on: Any, payload: Any = None, **options: Any) -> Enqueued:
+    async def aenqueue(self, on: Any, payload: Any = None, **options: Unpack[JobOptions]) -> Enqueued:
         """`queue.aenqueue` of this name."""
         return await self.queue.aenqueue(on, self.name, payload, **options)
 

@@ -28,11 +28,14 @@ from sqlane_sa.store.recovery import Recovery, find_stale, recover_stale
 from sqlane_sa.store.sleepers import awake, fall_asleep, sweep_sleepers, wake
 from sqlane_sa.store.sweep import MutexSweep, WaitsSweep, delete_expired, make_due, sweep_mutexes, sweep_waits
 from sqlane_sa.store.tuning import pin_plans, wait_briefly
+from sqlane_sa.values.job import ClaimedJob, JobLock
 
 __all__ = [
     "INLINE_BYTES",
+    "ClaimedJob",
     "DueJob",
     "FailResult",
+    "JobLock",
     "Lane",
     "MutexSweep",
     "Recovery",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Self
@@ -12,9 +12,8 @@ from sqlane_sa.values.callables import accepts, is_async, is_generator, takes_co
 from sqlane_sa.values.checks import MAX_COUNT, MAX_PRIORITY, MIN_PRIORITY
 from sqlane_sa.values.duration import definition_error, seconds
 from sqlane_sa.values.errors import DefinitionError, InvalidJobError, shown
+from sqlane_sa.values.options import Keys
 from sqlane_sa.values.text import NAME_CHARS, check_keys, check_text
-
-Keys = Iterable[str] | str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Unpack
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import DBAPIError
@@ -16,6 +16,7 @@ from sqlane_sa.queue import Queue
 from sqlane_sa.sqlstate import sqlstate
 from sqlane_sa.values.errors import DefinitionError, SqlaneError
 from sqlane_sa.values.job import ClaimedJob, Enqueued
+from sqlane_sa.values.options import JobOptions
 from sqlane_sa.worker.running import RunningJob
 
 
@@ -172,7 +173,7 @@ class JobContext:
             self._session = Session(bind=self.connection, join_transaction_mode="create_savepoint")
         return self._session
 
-    def enqueue(self, name: str, payload: Any = None, **options: Any) -> Enqueued:
+    def enqueue(self, name: str, payload: Any = None, **options: Unpack[JobOptions]) -> Enqueued:
         """Enqueue another job: in a transactional handler in its transaction, otherwise in one of its own.
 
         Options and errors as for `queue.enqueue`.

@@ -62,10 +62,16 @@ class Options:
             shutdown_timeout=seconds(shutdown_timeout, "shutdown_timeout"),
             stall_delay=seconds(stall_delay, "stall_delay"),
             sweep_interval=seconds(sweep_interval, "sweep_interval", minimum=0.01),
-            wakeups=bool(wakeups),
+            wakeups=_flag(wakeups, "wakeups"),
             worker_id=_default_worker_id() if worker_id is None else _checked_id(worker_id),
-            exit_when_stuck=bool(exit_when_stuck),
+            exit_when_stuck=_flag(exit_when_stuck, "exit_when_stuck"),
         )
+
+
+def _flag(value: object, option: str) -> bool:
+    if not isinstance(value, bool):
+        raise DefinitionError(f"{option}={shown(value)} is neither True nor False", option=option, value=value)
+    return value
 
 
 def served(queue: Queue, names: Iterable[str] | None) -> tuple[str, ...]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -93,6 +94,7 @@ class Worker:
         self._stopping = threading.Event()
         self._hurry = threading.Event()
         self._failure: str | None = None
+        self._running = False
 
     @property
     def worker_id(self) -> str:
@@ -109,7 +111,7 @@ class Worker:
         A second signal skips the wait for handlers, a third ends the process. Signal handlers are installed in the
         main thread only, and put back. Raises `WorkerError` when a part of the worker died.
         """
-        with stop_signals(self._stopping.set, self._hurry.set):
+        with self._until_stopped(), stop_signals(self._stopping.set, self._hurry.set):
             self.start()
             try:
                 # With a timeout: a signal that the system hands to another thread does not interrupt this wait.
@@ -127,8 +129,9 @@ class Worker:
         # of our own share the dialect, and would not wait for each other.
         _check_schema_twice(self._engine, self.queue)
         own = own_engine(self._engine)
-        self._parts = Parts(self, own, self._engine, self._options)
-        self._parts.start()
+        parts = Parts(self, own, self._engine, self._options)
+        parts.start()
+        self._parts = parts
         log.info("worker %s started: %s", self.worker_id, ", ".join(self._options.names))
         return self
 
@@ -139,6 +142,8 @@ class Worker:
         """
         parts, self._parts = self._parts, None
         if parts is None:
+            if self._running:
+                self._stopping.set()  # it comes while another thread's `run` starts
             return
         self._stopping.set()
         try:
@@ -152,7 +157,7 @@ class Worker:
 
     def run_until_idle(self) -> None:
         """Work until nothing is due that can start and nothing runs here, then stop. For scripts and tests."""
-        with stop_signals(self._stopping.set, self._hurry.set):
+        with self._until_stopped(), stop_signals(self._stopping.set, self._hurry.set):
             self.start()
             try:
                 assert self._parts is not None
@@ -160,6 +165,15 @@ class Worker:
                     pass
             finally:
                 self.stop()
+
+    @contextmanager
+    def _until_stopped(self) -> Iterator[None]:
+        self._running = True
+        try:
+            yield
+        finally:
+            self._running = False
+            self._stopping.clear()
 
     def give_up(self, reason: str) -> None:
         """End the worker because a part of it cannot go on: `run` and `stop` raise."""

@@ -160,3 +160,18 @@ def test_every_other_level_serves(engine: sa.Engine, queue: Queue, level: str) -
         assert queue.enqueue(conn, "n", id="a").created
         assert not queue.enqueue(conn, "n", id="a").created
     assert seen(engine) == (0, 2, 2, 0)
+
+
+def test_looking_takes_what_can_be_looked_on(engine: sa.Engine, queue: Queue) -> None:
+    """A Connection or a Session, also in AUTOCOMMIT; for everything else the message names the form."""
+    with Session(engine) as session, engine.connect() as conn:
+        auto = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        for on in (session, conn, auto):
+            assert queue.get(on, "none") is None
+            assert queue.stats(on) == {}
+        auto.close()
+    for wrong in (engine, AsyncSession(), None, "n"):
+        with pytest.raises(HandleError, match=r"queue\.get\(\) takes a Session.*run_sync.*engine\.connect"):
+            queue.get(wrong, "none")
+        with pytest.raises(HandleError, match=r"queue\.stats\(\) takes a Session"):
+            queue.stats(wrong)

@@ -69,6 +69,18 @@ def test_times_without_an_offset_mean_nothing_to_the_session(any_conn: sa.Connec
         store.complete(any_conn, queue.tables, jobs=[job])
 
 
+def test_a_completion_has_the_time_of_the_end_of_a_wait(engine: sa.Engine, queue: Queue) -> None:
+    jobs = [committed(engine, lambda conn: running(conn, queue)) for _ in range(2)]
+    with engine.connect() as one:
+        run(one, "SELECT FROM sqlane_jobs WHERE id = :id FOR UPDATE", id=jobs[1].id)
+        with rival(engine, lambda conn: store.complete(conn, queue.tables, jobs=jobs)) as result:
+            waited_until = rows(one, "SELECT date_trunc('milliseconds', clock_timestamp())")[0]
+            one.rollback()
+        assert sorted(result.result()) == sorted(job.id for job in jobs)
+        assert rows(one, "SELECT finished_at FROM sqlane_jobs WHERE id = :id", id=jobs[1].id)[0] >= waited_until
+        assert rows(one, "SELECT count(*) FROM sqlane_payloads") == [0]
+
+
 def test_a_retry_counts_from_the_end_of_a_wait(engine: sa.Engine, queue: Queue) -> None:
     """Its statement would have begun before the wait: the time comes from the one after."""
     job = committed(engine, lambda conn: running(conn, queue))

@@ -23,7 +23,7 @@ from sqlane_sa import (
     Worker,
     WorkerError,
 )
-from tests.support import wait_until
+from tests.support import wait_for_lock_wait, wait_until
 
 Read = Callable[[str], Job]
 
@@ -154,3 +154,36 @@ def test_the_context_tells_the_facts(queue: Queue, run: Any, enqueue: Any, job: 
     assert told["waited"] >= timedelta(0)
     assert len(told["lock_token"]) == 26
     assert job(told["enqueued"].id).payload == {"from": id_}
+
+
+def test_a_stop_while_run_starts(queue: Queue, engine: sa.Engine) -> None:
+    """It comes while the look at the schema waits for a lock."""
+    queue.job("quick")(lambda payload: None)
+    worker = Worker(engine, queue)
+    with engine.connect() as rival:
+        rival.exec_driver_sql("LOCK TABLE sqlane_version IN ACCESS EXCLUSIVE MODE")
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        wait_for_lock_wait(engine)
+        worker.stop()
+        rival.rollback()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("option", ["wakeups", "exit_when_stuck"])
+@pytest.mark.parametrize("value", ["no", None, 1])
+def test_a_switch_is_on_or_off(queue: Queue, engine: sa.Engine, option: str, value: Any) -> None:
+    queue.job("quick")(lambda payload: None)
+    with pytest.raises(DefinitionError, match=option):
+        Worker(engine, queue, **{option: value})
+
+
+def test_a_worker_runs_again_after_its_stop(queue: Queue, engine: sa.Engine, enqueue: Any, job: Read) -> None:
+    queue.job("quick")(lambda payload: None)
+    worker = Worker(engine, queue)
+    for _ in range(2):
+        id_ = enqueue("quick")
+        worker.run_until_idle()
+        worker.stop()
+        assert job(id_).status == "completed"
