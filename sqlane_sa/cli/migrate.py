@@ -27,14 +27,22 @@ def from_option(default: str) -> Callable[[Command], Command]:
 
 
 @click.group(invoke_without_command=True, short_help="Create or update the tables of a queue.")
+@sql_option
+@from_option("base")
 @place_options
 @click.pass_context
-def migrate(ctx: click.Context, /, **place: str | None) -> None:
+def migrate(ctx: click.Context, /, sql: bool, start: str | None, **place: str | None) -> None:
     """Create or update the tables of a queue; without a COMMAND, to the newest revision.
 
     An application with an Alembic chain of its own calls sqlane_sa.migrations.upgrade() in a revision instead.
     """
-    if ctx.invoked_subcommand is None:
+    scripted = _wants_script(sql, start)
+    if ctx.invoked_subcommand is not None:
+        if scripted:
+            raise click.UsageError(f"--sql comes behind the command: {NAME} {ctx.invoked_subcommand} --sql")
+    elif scripted:
+        _print_script(Place(**place), start or "base", "head", upwards=True)
+    else:
         _upgrade(Place(**place), "head")
 
 

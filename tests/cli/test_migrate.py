@@ -126,3 +126,10 @@ def test_the_script_that_is_installed(empty_url: str) -> None:
     script = Path(sys.executable).with_name("sqlane")
     done = subprocess.run([script, "migrate", "current", "--url", empty_url], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "base\n", "")
+
+
+def test_a_script_without_a_command(within: Sqlane) -> None:
+    assert within("migrate", "--sql") == within("migrate", "upgrade", "--sql")
+    misplaced = within("migrate", "--sql", "upgrade")
+    assert misplaced.code != 0
+    assert "--sql comes behind the command: sqlane migrate upgrade --sql" in misplaced.err
