@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -35,6 +36,8 @@ def demo(url: str | None, orders: int, keep: bool) -> None:
     """
     from sqlane_sa.demo.interrupts import Interrupted, interruptible
 
+    # Its first call writes a file to try the folder, which a signal in that moment would leave behind.
+    tempfile.gettempdir()
     try:
         with interruptible():
             kept_all = _on_own_server(orders, keep) if url is None else _on_given(url, orders, keep)
