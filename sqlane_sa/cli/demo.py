@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import tempfile
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -36,8 +36,6 @@ def demo(url: str | None, orders: int, keep: bool) -> None:
     """
     from sqlane_sa.demo.interrupts import Interrupted, interruptible
 
-    # Its first call writes a file to try the folder, which a signal in that moment would leave behind.
-    tempfile.gettempdir()
     try:
         with interruptible():
             kept_all = _on_own_server(orders, keep) if url is None else _on_given(url, orders, keep)
@@ -50,12 +48,16 @@ def demo(url: str | None, orders: int, keep: bool) -> None:
 
 def _on_own_server(orders: int, keep: bool) -> bool:
     from sqlane_sa.cli.database import connected
+    from sqlane_sa.demo.interrupts import held
     from sqlane_sa.demo.server import Server
     from sqlane_sa.demo.show import run
 
     server = Server(fsync=False)
     click.echo(f"starting PostgreSQL {server.binaries.version} from {server.binaries.source}")
-    with server, connected(server.url(), "sqlane demo") as engine:
+    with ExitStack() as stack:
+        with held():
+            stack.enter_context(server)
+        engine = stack.enter_context(connected(server.url(), "sqlane demo"))
         outcome = run(engine, orders, keep=keep)
         if keep:
             click.echo(LOOK.format(url=_typed(server.url()), schema=outcome.schema))

@@ -20,12 +20,30 @@ class Interrupted(BaseException):
 
 
 _pending: Interrupted | None = None
+_held = False
 
 
 def check() -> None:
     """Raise `Interrupted` once more if a signal came: Python drops what is raised while it runs a finalizer."""
     if _pending is not None:
         raise _pending
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Within, a signal is only noted, and raised at the end: what is half made could not be removed."""
+    global _held
+    _held = True
+    try:
+        yield
+    except Exception as error:
+        # Ctrl-C reaches the programs that are run meanwhile too.
+        if _pending is not None:
+            raise _pending from error
+        raise
+    finally:
+        _held = False
+    check()
 
 
 @contextmanager
@@ -37,7 +55,8 @@ def interruptible() -> Iterator[None]:
         for each in NUMBERS:
             signal.signal(each, signal.SIG_IGN)
         _pending = Interrupted(number)
-        raise _pending
+        if not _held:
+            raise _pending
 
     def report(unraisable: sys.UnraisableHookArgs) -> None:
         if not isinstance(unraisable.exc_value, Interrupted):

@@ -27,3 +27,18 @@ def test_a_signal_within_a_finalizer(monkeypatch: pytest.MonkeyPatch, capsys: An
         interrupts.check()
     assert caught.value.number == signal.SIGTERM
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_signal_while_something_is_made(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """It is raised once that is made, or has failed because the signal reached its programs too."""
+    monkeypatch.setattr(interrupts, "_pending", None)
+    made = []
+    with pytest.raises(interrupts.Interrupted, match="SIGINT"), interrupts.interruptible():
+        with interrupts.held():
+            os.kill(os.getpid(), signal.SIGINT)
+            made.append("whole")
+            if fails:
+                raise OSError("initdb was interrupted")
+        made.append("never")
+    assert made == ["whole"]
