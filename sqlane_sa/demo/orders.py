@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import suppress
 
 from sqlalchemy.orm import Session
 
@@ -45,15 +46,12 @@ def place_orders(count: int) -> Iterator[int]:
 def _place(number: int) -> list[Placed]:
     """The jobs of an order, for the ledger."""
     is_rolled_back = number % ROLLBACK_PERIOD == ROLLBACK
-    try:
-        with Session(engine) as session, session.begin():
-            order = _new_order(number)
-            jobs = place_order(session, order)
-            order_id = order.id
-            if is_rolled_back:
-                raise ChangedMindError
-    except ChangedMindError:
-        pass
+    with suppress(ChangedMindError), Session(engine) as session, session.begin():
+        order = _new_order(number)
+        jobs = place_order(session, order)
+        order_id = order.id
+        if is_rolled_back:
+            raise ChangedMindError
     return [Placed(job.id, order_id, not is_rolled_back) for job in jobs]
 
 

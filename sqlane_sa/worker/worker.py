@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -17,30 +15,15 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlane_sa.queue import Queue
 from sqlane_sa.values.errors import HandleError, WorkerError
-from sqlane_sa.values.outcome import Released
-from sqlane_sa.worker.context import read_committed
-from sqlane_sa.worker.database import Database, HandlerEngine, own_engine
-from sqlane_sa.worker.execution import Execution
-from sqlane_sa.worker.handlers import Handlers
-from sqlane_sa.worker.heartbeat import Heartbeat
-from sqlane_sa.worker.listener import Listener
-from sqlane_sa.worker.loop import Loop
 from sqlane_sa.worker.options import Options
-from sqlane_sa.worker.running import SHUTDOWN, RunningJobs
-from sqlane_sa.worker.service import Service
+from sqlane_sa.worker.parts import Parts
 from sqlane_sa.worker.signals import stop_signals
-from sqlane_sa.worker.sweeper import Sweeper
-from sqlane_sa.worker.timer import Timer
 
 log = logging.getLogger("sqlane_sa.worker")
 
 SECONDS = float | timedelta
 
 SIGNAL_LOOK = 0.5
-CANCEL_GRACE = 1.0
-"""Seconds that cancelled handlers get to return before their jobs are released over their heads."""
-FLUSH_GRACE = 5.0
-"""Seconds for the last writes of a shutdown; with the database down, the leases do the rest."""
 
 
 class Worker:
@@ -128,8 +111,7 @@ class Worker:
         # On the application's engine: its first connection makes the dialect ready, for one thread at a time. Engines
         # of our own share the dialect, and would not wait for each other.
         _check_schema_twice(self._engine, self.queue)
-        own = own_engine(self._engine)
-        parts = Parts(self, own, self._engine, self._options)
+        parts = Parts(self._engine, self.queue, self._options, self.give_up)
         parts.start()
         self._parts = parts
         log.info("worker %s started: %s", self.worker_id, ", ".join(self._options.names))
@@ -190,100 +172,6 @@ class Worker:
         self.stop()
 
 
-class Parts:
-    """The threads of one run of a worker, and the order in which they start and end."""
-
-    def __init__(self, worker: Worker, own: Engine, engine: Engine, options: Options) -> None:
-        queue = worker.queue
-        self._options = options
-        self._handler_engine = HandlerEngine(engine, options.concurrency)
-        self.jobs = RunningJobs()
-        self.timer = Timer(self.jobs, options.concurrency, worker.give_up if options.exit_when_stuck else None)
-        self.handlers = Handlers(
-            Execution(queue, partial(read_committed, self._handler_engine), own.begin),
-            self.jobs,
-            options.concurrency,
-            self.timer.watch,
-        )
-        databases = [Database(own) for _ in range(3)]
-        self.heartbeat = Heartbeat(databases[0], queue.tables, self.jobs, options.lease)
-        wakeups = options.wakeups and Listener.is_supported(engine)
-        if options.wakeups and not wakeups:
-            log.warning("wake-ups need the psycopg driver; %s only polls", engine.dialect.driver)
-        self.loop = Loop(
-            databases[1],
-            queue,
-            self.jobs,
-            self.handlers,
-            options.names,
-            worker_id=options.worker_id,
-            lease=options.lease,
-            poll_interval=options.poll_interval,
-            wakeups=wakeups,
-        )
-        self.sweeper = Sweeper(
-            databases[2],
-            queue,
-            interval=options.sweep_interval,
-            lease=options.lease,
-            stall_delay=options.stall_delay,
-        )
-        self.listener = Listener(engine, queue.tables, self.loop.wake) if wakeups else None
-        self.services = [
-            Service("timer", self.timer.run_once, _nothing, worker.give_up),
-            Service("heartbeat", self.heartbeat.run_once, databases[0].close, worker.give_up),
-            Service("sweeper", self.sweeper.run_once, databases[2].close, worker.give_up),
-            Service("loop", self.loop.run_once, databases[1].close, worker.give_up),
-        ]
-        if self.listener:
-            self.services.insert(1, Service("listener", self.listener.run_once, self.listener.close, worker.give_up))
-
-    def start(self) -> None:
-        for service in self.services:
-            service.start()
-
-    def shut_down(self, patience: float, hurry: threading.Event) -> None:
-        self.loop.stop_claiming()
-        self._wait_until(lambda: self.loop.settled.is_set() and not self.jobs, patience, hurry)
-        if self.jobs:
-            for job in self.jobs.snapshot():
-                job.cancel(SHUTDOWN)
-            self._wait_until(lambda: not self.jobs, CANCEL_GRACE)
-            self._release_running()
-        self._wait_until(lambda: self.loop.settled.is_set() and not (self.jobs or self.loop.asleep), FLUSH_GRACE)
-        self._stop_services()
-        self.handlers.stop()
-
-    @staticmethod
-    def _wait_until(done: Callable[[], bool], patience: float, hurry: threading.Event | None = None) -> None:
-        """The loop goes on writing meanwhile: a job is gone from `jobs` once its result is written."""
-        end = time.monotonic() + patience
-        pause = hurry or threading.Event()
-        while not done() and not pause.is_set() and time.monotonic() < end:
-            pause.wait(0.01)
-
-    def _release_running(self) -> None:
-        """The handlers left behind run on until the process ends: their keys linger for a lease."""
-        for job in self.jobs.snapshot():
-            if not job.ended:
-                log.warning(
-                    "job %s (%s) still runs at the end of the shutdown; it is released", job.id, job.claimed.name
-                )
-                self.jobs.finish(job, Released(0.0, linger=self._options.lease))
-
-    def _stop_services(self) -> None:
-        for service in self.services:
-            service.stop()
-        if self.listener:
-            self.listener.stop()
-        self.timer.wake.set()
-        self.jobs.wake.set()
-        ended = [service.join(1.0) for service in self.services]
-        if self.listener and all(ended):
-            self.listener.release()
-        self._handler_engine.dispose()
-
-
 def _check_schema_twice(engine: Engine, queue: Queue) -> None:
     """A connection that broke while it was idle in the application's pool takes the whole pool with it."""
     try:
@@ -299,7 +187,3 @@ def check_schema(engine: Engine, queue: Queue) -> None:
     from sqlane_sa import migrations  # loads alembic, which `import sqlane_sa` must not
 
     migrations.check(engine, queue)
-
-
-def _nothing() -> None:
-    """The timer holds nothing that an error could leave behind."""
