@@ -29,6 +29,7 @@ class Screen:
 
     def __init__(self) -> None:
         self._shown_at = time.monotonic()
+        self._shown: Progress | None = None
 
     def say(self, line: str = "") -> None:
         print(line, flush=True)
@@ -50,6 +51,9 @@ class Screen:
         """Leave the terminal as it was; safe to repeat."""
 
     def _draw(self, progress: Progress, final: bool) -> None:
+        if progress == self._shown:
+            return
+        self._shown = progress
         placed, orders, ended, jobs = progress
         self.say(f"{placed:,} of {orders:,} orders placed, {ended:,} of {jobs:,} jobs ended")
 
