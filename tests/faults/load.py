@@ -1,0 +1,180 @@
+"""A queue under load by real processes while a fault comes and goes, and what is counted afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+
+from sqlane_sa.demo import launch
+from sqlane_sa.worker.service import LAST_BACKOFF
+from tests.faults import load_worker
+from tests.faults.load_counts import Counts, count
+from tests.faults.load_producer import Producer
+from tests.support import wait_until
+
+OPTIONS: dict[str, Any] = {
+    "lease": 2.0,
+    "sweep_interval": 0.3,
+    "stall_delay": 0.1,
+    "poll_interval": 0.1,
+    "shutdown_timeout": 10.0,
+}
+UNDONE = "SELECT EXISTS (SELECT FROM sqlane_jobs WHERE status IN ('pending', 'running') AND created_at <= :until)"
+SLACK = 10.0
+"""Seconds beyond the bound that is promised, for a busy machine."""
+
+
+class Load:
+    """Worker processes and a producer on the migrated database of `url`, from `start` or the start of the block.
+
+    `watch_url` is for the looks of the test where the fault is one of the load's role. Log files go to `folder`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        folder: Path,
+        *,
+        workers: int = 2,
+        watch_url: str | None = None,
+        ledger: bool = True,
+        **options: Any,
+    ) -> None:
+        self.url = url
+        self.options = OPTIONS | options
+        self.engine = sa.create_engine(
+            watch_url or url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT", connect_args={"connect_timeout": 3}
+        )
+        if ledger:
+            with self.engine.connect() as conn:
+                conn.exec_driver_sql(load_worker.LEDGER)
+        self.producer = Producer(url)
+        self._folder = folder
+        self._size = workers
+        self._workers: list[subprocess.Popen[bytes]] = []
+        self._fault_end: tuple[float, Any] | None = None
+
+    def __enter__(self) -> Self:
+        self.producer.start()
+        for _ in range(self._size):
+            self.add_worker()
+        wait_until(lambda: self.check_alive() or all("started:" in log for log in self.logs), message="a start")
+        self.wait_for_progress()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for worker in self._workers:
+            worker.kill()
+            worker.wait()
+        self.producer.halt()
+
+    def add_worker(self) -> None:
+        """One more process, which ends with this one whatever ends it."""
+        arguments = [self.url, json.dumps(self.options | {"worker_id": f"worker-{len(self._workers)}"})]
+        launcher = [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), "-"]
+        with self._log(len(self._workers)).open("wb") as log:
+            self._workers.append(
+                subprocess.Popen([*launcher, sys.executable, load_worker.__file__, *arguments], stdout=log, stderr=log)
+            )
+
+    @property
+    def logs(self) -> list[str]:
+        """What each worker said, without the jobs that fail as they should."""
+        texts = [self._log(n).read_text().splitlines() for n in range(len(self._workers))]
+        return ["\n".join(line for line in lines if "as it should" not in line) for lines in texts]
+
+    def scalar(self, sql: str, **parameters: Any) -> Any:
+        with self.engine.connect() as conn:
+            return conn.scalar(sa.text(sql), parameters)
+
+    def wait_for_progress(self, jobs: int = 20) -> None:
+        """Wait until so many more jobs have ended."""
+        ended = "SELECT count(*) FROM sqlane_jobs WHERE finished_at IS NOT NULL"
+        goal = self.scalar(ended) + jobs
+        wait_until(lambda: self.scalar(ended) >= goal, timeout=30, message=f"{jobs} more ended jobs")
+
+    def last(self, seconds: float) -> None:
+        """Let the fault last so long; the workers are to live through it."""
+        end = time.monotonic() + seconds
+        wait_until(lambda: time.monotonic() >= end or self.check_alive(), timeout=seconds + 20)
+
+    def check_alive(self) -> None:
+        codes = [worker.poll() for worker in self._workers]
+        assert codes == [None] * len(codes), "\n".join([f"workers ended with {codes}", *self.logs])
+
+    def fault_ended(self) -> None:
+        """The moment that the recovery is counted from."""
+        self._fault_end = time.monotonic(), self.scalar("SELECT clock_timestamp()")
+
+    def finish(self, fault: str, done: str) -> Counts:
+        """Wait until what was enqueued before the end of the fault has ended, and some more; stop all; count; and print
+        a line for the table of docs/reliability.md."""
+        recovery = self._wait_for_recovery()
+        self.wait_for_progress()
+        self.producer.stop()
+        quiet = self._wait_until_done(self.scalar("SELECT clock_timestamp()"))
+        self.check_alive()
+        counts = count(self.engine, self.producer)
+        print(
+            f"\nreliability: {fault} | {done} | {counts.jobs} jobs, {counts.recovered} of them unacknowledged | "
+            f"lost {counts.lost} | repeated {counts.repeated}, stalled {counts.stalled} | {recovery:.1f} s"
+        )
+        self._end_workers()
+        assert quiet, f"jobs were left: {counts}"
+        assert recovery <= self.bound, f"recovered after {recovery:.1f} s"
+        return counts
+
+    @property
+    def bound(self) -> float:
+        """Seconds from the end of a fault to the end of all from before it: the lease of a claim that was lost, the
+        sweep, the linger of the same length, the delay of a stall, the longest back-off, a poll, and 1 s."""
+        options = self.options
+        leases = 2 * options["lease"]
+        return (
+            leases
+            + options["sweep_interval"]
+            + options["stall_delay"]
+            + options["poll_interval"]
+            + LAST_BACKOFF
+            + 1
+            + SLACK
+        )
+
+    def _wait_for_recovery(self) -> float:
+        assert self._fault_end is not None, "the fault goes on"
+        began, until = self._fault_end
+        assert self._wait_until_done(until), "\n".join(["not recovered", *self.logs])
+        return time.monotonic() - began
+
+    def _wait_until_done(self, until: Any, timeout: float = 45.0) -> bool:
+        """Whether all that was enqueued `until` then has ended in time."""
+        end = time.monotonic() + timeout
+        wait_until(lambda: not self._undone(until) or time.monotonic() > end, timeout + 10)
+        return not self._undone(until)
+
+    def _undone(self, until: Any) -> bool:
+        self.check_alive()
+        try:
+            return bool(self.scalar(UNDONE, until=until))
+        except DBAPIError:
+            return True
+
+    def _end_workers(self) -> None:
+        for worker in self._workers:
+            worker.terminate()
+        codes = [worker.wait(20) for worker in self._workers]
+        assert codes == [0] * len(codes), "\n".join([f"exit codes {codes}", *self.logs])
+
+    def _log(self, n: int) -> Path:
+        return self._folder / f"worker-{n}.log"

@@ -1,0 +1,79 @@
+"""What the database says of a load once all is quiet, counted against what the producer knows."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from tests.faults.load_producer import Producer
+
+JOBS = "SELECT id, job_name, status, attempts, stalls FROM sqlane_jobs"
+RUNS = "SELECT job_id, count(*) FROM runs GROUP BY job_id"
+EFFECTS = "SELECT job_id, count(*) FROM effects GROUP BY job_id"
+STUCK = "SELECT count(*) FROM sqlane_jobs WHERE status = 'running' AND locked_until < clock_timestamp()"
+OVERLAPS = """
+SELECT count(*) FROM runs AS a JOIN runs AS b
+ON a.mutex_key = b.mutex_key AND a.started_at < b.started_at AND b.started_at < a.ended_at"""
+HELD = "SELECT count(*) FROM sqlane_mutexes WHERE held_until IS NULL"
+
+
+class Counts(NamedTuple):
+    """Numbers of jobs; all but the first three and `stalled` must be 0.
+
+    `recovered`: there, though their COMMIT was never acknowledged. `repeated`: started more than once; `unexplained`:
+    more often than their attempts and stalls say. `reactions`: discarded jobs without exactly one failure job.
+    `effects`: transactional jobs whose effect is not there exactly once.
+    """
+
+    jobs: int
+    recovered: int
+    repeated: int
+    stalled: int
+    lost: int
+    phantom: int
+    unexplained: int
+    stuck: int
+    failed: int
+    reactions: int
+    effects: int
+    overlaps: int
+    held: int
+
+    @property
+    def faults(self) -> dict[str, int]:
+        """What must not be there."""
+        allowed = ("jobs", "recovered", "repeated", "stalled")
+        return {name: value for name, value in self._asdict().items() if value and name not in allowed}
+
+
+def count(engine: sa.Engine, producer: Producer) -> Counts:
+    """Read it all in one snapshot."""
+    with engine.connect().execution_options(isolation_level="REPEATABLE READ") as conn:
+        jobs = {row.id: row for row in conn.execute(sa.text(JOBS))}
+        starts, effects = _pairs(conn, RUNS), _pairs(conn, EFFECTS)
+        stuck, overlaps, held = (conn.scalar(sa.text(sql)) or 0 for sql in (STUCK, OVERLAPS, HELD))
+    ended = {id_ for id_, job in jobs.items() if job.status in ("completed", "failed")}
+    produced = {id_ for id_, job in jobs.items() if job.job_name != "react"}
+    failed = {id_ for id_, job in jobs.items() if job.status == "failed"}
+    discarded = {id_ for id_ in failed if jobs[id_].job_name == "discard"}
+    done = {id_ for id_, job in jobs.items() if job.job_name == "effect" and job.status == "completed"}
+    return Counts(
+        jobs=len(produced),
+        recovered=len(produced & producer.unknown),
+        repeated=sum(times > 1 for times in starts.values()),
+        stalled=sum(job.stalls > 0 for job in jobs.values()),
+        lost=len(producer.acknowledged - ended),
+        phantom=len(produced - producer.acknowledged - producer.unknown) + len(starts.keys() - jobs.keys()),
+        unexplained=sum(times > jobs[id_].attempts + jobs[id_].stalls for id_, times in starts.items() if id_ in jobs),
+        stuck=stuck,
+        failed=len(failed - discarded),
+        reactions=abs(len(discarded) - (len(jobs) - len(produced))),
+        effects=sum(effects.get(id_, 0) != 1 for id_ in done | effects.keys()) + len(effects.keys() - done),
+        overlaps=overlaps,
+        held=held,
+    )
+
+
+def _pairs(conn: sa.Connection, sql: str) -> dict[str, Any]:
+    return {row[0]: row[1] for row in conn.execute(sa.text(sql))}

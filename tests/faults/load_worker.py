@@ -1,0 +1,89 @@
+"""A worker process under load: `python load_worker.py URL OPTIONS_JSON`. Its handlers note each start and end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sa
+
+from sqlane_sa import Backoff, Discard, JobContext, Queue, Worker
+
+queue = Queue()
+engine: sa.Engine
+
+# No unique constraint on the effects: a second one has to be seen, not refused.
+LEDGER = """
+CREATE TABLE runs (job_id text, lock_token text, mutex_key text, started_at timestamptz DEFAULT clock_timestamp(),
+                   ended_at timestamptz, PRIMARY KEY (job_id, lock_token));
+CREATE TABLE effects (job_id text)"""
+
+START = sa.text("INSERT INTO runs (job_id, lock_token, mutex_key) VALUES (:id, :token, :key)")
+END = sa.text("UPDATE runs SET ended_at = clock_timestamp() WHERE job_id = :id AND lock_token = :token")
+
+# The database is what fails here, and the notes of a handler with it: that must not use up its attempts.
+PATIENT: dict[str, Any] = {"max_attempts": 1000, "backoff": Backoff(0.2, factor=1)}
+
+
+def replace_read_only(context: sa.engine.ExceptionContext) -> None:
+    """A session that began while the server was read-only stays so; the application's pool is to let go of it."""
+    if getattr(context.original_exception, "sqlstate", None) == "25006":
+        context.is_disconnect = True
+
+
+@contextmanager
+def noted(payload: Any, ctx: JobContext) -> Iterator[None]:
+    run = {"id": ctx.id, "token": ctx.lock_token}
+    with engine.begin() as conn:
+        conn.execute(START, run | {"key": payload.get("key")})
+    ctx.cancelled.wait(payload.get("seconds", 0))
+    yield
+    with engine.begin() as conn:
+        conn.execute(END, run)
+
+
+@queue.job("plain", **PATIENT)
+def plain(payload: Any, ctx: JobContext) -> None:
+    with noted(payload, ctx):
+        pass
+
+
+@queue.job("keyed", mutex_keys=lambda payload: [payload["key"]], **PATIENT)
+def keyed(payload: Any, ctx: JobContext) -> None:
+    with noted(payload, ctx):
+        pass
+
+
+@queue.job("discard", failure_job="react", **PATIENT)
+def discard(payload: Any, ctx: JobContext) -> None:
+    with noted(payload, ctx):
+        raise Discard("as it should")
+
+
+@queue.job("react", **PATIENT)
+def react(payload: Any, ctx: JobContext) -> None:
+    with noted({}, ctx):
+        pass
+
+
+@queue.job("effect", transactional=True, **PATIENT)
+def effect(payload: Any, ctx: JobContext) -> None:
+    with noted(payload, ctx):
+        ctx.connection.execute(sa.text("INSERT INTO effects (job_id) VALUES (:id)"), {"id": ctx.id})
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO)
+    options = json.loads(sys.argv[2])
+    engine = sa.create_engine(
+        sys.argv[1],
+        pool_size=options.get("concurrency", 10),
+        pool_pre_ping=True,
+        connect_args={"application_name": "worker", "connect_timeout": 3},
+    )
+    sa.event.listen(engine, "handle_error", replace_read_only)
+    Worker(engine, queue, **options).run()

@@ -1,0 +1,33 @@
+"""Backends of a worker are terminated, one after the other, under load."""
+
+from __future__ import annotations
+
+from tests.faults.conftest import StartLoad
+from tests.support import wait_until
+
+OLDEST = """
+SELECT pg_terminate_backend(pid) FROM (
+    SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'worker'
+    AND backend_start <= :until ORDER BY backend_start LIMIT 1) AS oldest"""
+LEFT = """
+SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'worker'
+AND backend_start <= :until"""
+
+
+def test_each_backend_is_terminated(load: StartLoad, database_url: str) -> None:
+    """B26: one a second, until each that was there at first is gone: the worker goes on with new ones."""
+    under = load(database_url, workers=1, concurrency=3)
+    until = under.scalar("SELECT clock_timestamp()")
+    terminated = 0
+    while under.scalar(LEFT, until=until):
+        terminated += bool(under.scalar(OLDEST, until=until))
+        under.last(1.0)
+        under.wait_for_progress()
+    under.fault_ended()
+    counts = under.finish("backends terminated", f"one a second, {terminated} of one worker")
+    assert counts.faults == {}
+    assert terminated >= 5, "the loop, the heartbeat, the sweeper, the listener, and those of handlers"
+    [log] = under.logs
+    for part in ("loop", "heartbeat", "sweeper"):
+        wait_until(lambda: f"{part}: works again" in log, message=f"{part} in {log}")  # noqa: B023
+    assert "listener: ConnectionError" in log
