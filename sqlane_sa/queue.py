@@ -30,6 +30,7 @@ from sqlane_sa.values.errors import (
     UnknownNameError,
     shown,
 )
+from sqlane_sa.values.health import Health
 from sqlane_sa.values.job import Enqueued, FailedJob, Job, NameStats, NewJob
 from sqlane_sa.values.options import DefinitionOptions, JobOptions, check_options
 from sqlane_sa.values.payload import encode
@@ -175,6 +176,10 @@ class Queue:
     def stats(self, conn: Any) -> dict[str, NameStats]:
         """Name to its counts and the age of its oldest due job in ms; reads no completed rows. Raises `HandleError`."""
         return store.stats(reading_connection(conn, self.tables, "stats"), self.tables)
+
+    def health(self, conn: Any) -> Health:
+        """What slows the queue down without showing in its jobs, from statistics alone. Raises `HandleError`."""
+        return store.health(reading_connection(conn, self.tables, "health"), self.tables)
 
     def build_failure_job(self, failed: FailedJob) -> NewJob:
         """The job that reacts to a failed one.

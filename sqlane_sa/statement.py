@@ -6,7 +6,18 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import BigInteger, Boolean, Dialect, Integer, SmallInteger, Text, TypeDecorator, bindparam, text
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Dialect,
+    Integer,
+    SmallInteger,
+    Table,
+    Text,
+    TypeDecorator,
+    bindparam,
+    text,
+)
 from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlalchemy.sql.elements import TextClause
 from sqlalchemy.sql.selectable import TextualSelect
@@ -61,6 +72,17 @@ _TABLE = re.compile(r"\{(jobs|payloads|mutexes|waits|sleepers)\}")
 _preparer = PGDialect(paramstyle="named").identifier_preparer  # type: ignore[no-untyped-call]
 
 
+def table_name(table: Table) -> str:
+    """The name as SQL has it: quoted where it has to be, with its schema."""
+    return _preparer.format_table(table)
+
+
+def qualified(name: str, tables: Tables) -> str:
+    """The name of something else of the queue, such as an index, in the same form."""
+    quoted = _preparer.quote(name)
+    return quoted if tables.schema is None else f"{_preparer.quote_schema(tables.schema)}.{quoted}"
+
+
 class Statement:
     """One statement of the store.
 
@@ -84,7 +106,7 @@ class Statement:
     def _render(self, tables: Tables) -> TextClause | TextualSelect:
         def name(found: re.Match[str]) -> str:
             # text() reads a colon as the start of a bind: one inside an identifier has to be escaped.
-            return _preparer.format_table(getattr(tables, found[1])).replace(":", "\\:")
+            return table_name(getattr(tables, found[1])).replace(":", "\\:")
 
         # In one pass: a prefix may be "{waits}".
         sql = _TABLE.sub(name, self.sql)

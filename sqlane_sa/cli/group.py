@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from sqlane_sa.cli.demo import demo
+from sqlane_sa.cli.doctor import doctor
 from sqlane_sa.cli.migrate import migrate
 from sqlane_sa.cli.problems import Explaining
 from sqlane_sa.cli.stats import stats
@@ -17,5 +18,5 @@ def main() -> None:
     """A job queue in the PostgreSQL database that your application already has."""
 
 
-for command in (migrate, worker, stats, demo):
+for command in (migrate, worker, stats, doctor, demo):
     main.add_command(command)

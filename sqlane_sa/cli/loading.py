@@ -9,10 +9,25 @@ import sysconfig
 import traceback
 from types import ModuleType
 
+from sqlane_sa.cli.options import Place
 from sqlane_sa.cli.problems import VARIABLE, Problem
 from sqlane_sa.queue import Queue
 
 EXAMPLE = "app.jobs:queue"
+
+
+def named_queue(path: str, place: Place) -> Queue:
+    """The queue that `path` names; prefix and schema of the command line may only repeat its own. Raises `Problem`."""
+    queue = load_queue(path)
+    for option, given, own in (
+        ("--prefix", place.prefix, queue.tables.prefix),
+        ("--schema", place.schema, queue.tables.schema),
+    ):
+        if given is not None and given != own:
+            raise Problem(
+                f"{option} {given} contradicts {path}, which has {own!r}; leave the option out, or change the Queue()"
+            )
+    return queue
 
 
 def load_queue(path: str) -> Queue:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sqlane_sa.cli.ages import age
 from sqlane_sa.cli.options import Place, place_options
 
 if TYPE_CHECKING:
     from sqlane_sa.values.job import NameStats
 
 HEADINGS = ("name", "pending", "due", "running", "stuck", "failed", "oldest due")
-UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 
 @click.command(short_help="Show what waits, runs and has failed, per name.")
@@ -46,16 +46,3 @@ def _show(found: Sequence[NameStats]) -> None:
         for one in found
     ]
     show_table(HEADINGS, rows)
-
-
-def age(ms: int) -> str:
-    """Two units at most: "350 ms", "12 s", "3 min 5 s", "2 d 4 h"."""
-    if ms < 1000:
-        return f"{ms} ms"
-    parts: list[tuple[int, str]] = []
-    rest = ms // 1000
-    for unit, size in UNITS:
-        if rest >= size or parts:
-            parts.append((rest // size, unit))
-            rest %= size
-    return " ".join(f"{count} {unit}" for count, unit in parts[:2] if count)

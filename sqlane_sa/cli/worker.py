@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from sqlane_sa.cli.logs import LEVELS, configure
 from sqlane_sa.cli.options import Place, place_options
-from sqlane_sa.cli.problems import Problem
-
-if TYPE_CHECKING:
-    from sqlane_sa.queue import Queue
 
 SECONDS: dict[str, Any] = {"type": float, "metavar": "SECONDS", "show_default": True}
 
@@ -55,11 +51,10 @@ def worker(
     Prefix and schema are the queue's own; --prefix and --schema are only compared with them.
     """
     from sqlane_sa.cli.database import connected
-    from sqlane_sa.cli.loading import load_queue
+    from sqlane_sa.cli.loading import named_queue
     from sqlane_sa.worker.worker import Worker
 
-    queue = load_queue(path)
-    _compare(path, queue, Place(url, prefix, schema))
+    queue = named_queue(path, Place(url, prefix, schema))
     configure(log_level)
     served = [name.strip() for group in names for name in group.split(",") if name.strip()]
     with connected(url, "sqlane worker", pool_size=max(options["concurrency"], 1)) as engine:
@@ -68,14 +63,3 @@ def worker(
             runner.run_until_idle()
         else:
             runner.run()
-
-
-def _compare(path: str, queue: Queue, place: Place) -> None:
-    for option, given, own in (
-        ("--prefix", place.prefix, queue.tables.prefix),
-        ("--schema", place.schema, queue.tables.schema),
-    ):
-        if given is not None and given != own:
-            raise Problem(
-                f"{option} {given} contradicts {path}, which has {own!r}; leave the option out, or change the Queue()"
-            )

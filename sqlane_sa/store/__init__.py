@@ -19,6 +19,7 @@ from sqlane_sa.store.finish import (
     retry,
     retry_many,
 )
+from sqlane_sa.store.health import health
 from sqlane_sa.store.insert import insert_jobs
 from sqlane_sa.store.inspect import get, stats
 from sqlane_sa.store.locks import find_locked
@@ -55,6 +56,7 @@ __all__ = [
     "find_locked",
     "find_stale",
     "get",
+    "health",
     "insert_jobs",
     "make_due",
     "mark_timed_out",

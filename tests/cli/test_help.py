@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.conftest import Sqlane, problem
 
-COMMANDS = ["migrate", "worker", "stats", "demo"]
+COMMANDS = ["migrate", "worker", "stats", "doctor", "demo"]
 MIGRATE_COMMANDS = ["upgrade", "downgrade", "current", "check"]
 
 

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from sqlane_sa import Queue, migrations
-from sqlane_sa.cli.stats import age
+from sqlane_sa.cli.ages import age
 from sqlane_sa.values.ids import new_id
 from tests.cli.conftest import Sqlane
 

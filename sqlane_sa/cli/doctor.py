@@ -1,0 +1,140 @@
+"""`sqlane doctor`: whether something slows the queue down that its jobs do not show."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from sqlane_sa.cli.ages import age
+from sqlane_sa.cli.options import Place, described, place_options
+from sqlane_sa.cli.table import printable, show_table
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from sqlane_sa.cli.findings import Finding
+    from sqlane_sa.queue import Queue
+    from sqlane_sa.values.health import Health, TableHealth
+
+NAME = "sqlane doctor"
+HEADINGS = ("table", "live rows", "dead rows", "HOT", "size", "indexes", "vacuumed", "analyzed")
+INDENT = 21
+UNSEEN = (
+    "this user may not see how old the snapshots of other users are, only how many transactions they span; "
+    "a member of pg_read_all_stats may"
+)
+
+
+@click.command(short_help="Look for what slows the queue down.")
+@click.argument("path", required=False, metavar="[MODULE:QUEUE]")
+@click.option("--json", "as_json", is_flag=True, help="Findings and figures as JSON; ages in ms, sizes in bytes.")
+@place_options
+def doctor(path: str | None, as_json: bool, **place: str | None) -> None:
+    """Look for what slows the queue down: old snapshots, dead rows, invalid indexes, a full queue of notifications.
+
+    It reads statistics only. Exit 1 when there is something to look at. MODULE:QUEUE, such as app.jobs:queue, names the
+    queue; without it --prefix and --schema do.
+    """
+    from sqlane_sa.cli.database import connected
+    from sqlane_sa.cli.loading import named_queue
+
+    at = Place(**place)
+    queue = named_queue(path, at) if path else at.queue()
+    with connected(at.url, NAME, pool_size=1) as engine, engine.begin() as conn:
+        shown_at, found, health = _examine(conn, queue)
+    bad = sum(not finding.ok for finding in found)
+    if as_json:
+        click.echo(json.dumps(_as_json(found, health), indent=2))
+    else:
+        click.echo(f"{shown_at}: {f'{bad} to look at' if bad else 'nothing to look at'}\n")
+        _show(found, health)
+    if bad:
+        raise click.exceptions.Exit(1)
+
+
+def _examine(conn: Connection, queue: Queue) -> tuple[str, list[Finding], Health]:
+    from sqlalchemy import func, select
+
+    from sqlane_sa import store
+    from sqlane_sa.cli.findings import findings
+
+    store.pin_plans(conn)  # for its patience with locks
+    shown_at = described(queue.tables, str(conn.scalar(select(func.current_schema()))))
+    revision = _revision(conn, queue)
+    health = store.health(conn, queue.tables)
+    return shown_at, [revision, *findings(health, queue.tables)], health
+
+
+def _revision(conn: Connection, queue: Queue) -> Finding:
+    from sqlane_sa import migrations
+    from sqlane_sa.cli.findings import Finding
+    from sqlane_sa.values.errors import SchemaError
+
+    try:
+        migrations.check(conn, queue)
+    except SchemaError as error:
+        return Finding("revision", False, str(error))
+    return Finding("revision", True, f"{migrations.head()}, as this version needs")
+
+
+def _show(found: Sequence[Finding], health: Health) -> None:
+    width = shutil.get_terminal_size().columns
+    for finding in found:
+        verdict = click.style("ok  ", fg="green") if finding.ok else click.style("look", fg="red", bold=True)
+        said = _wrapped(finding.said + (f": {finding.why}" if finding.why else ""), width)
+        click.echo(f"{verdict}  {finding.topic:{INDENT - 6}}{said}")
+        if finding.step:
+            # In one line, to be copied.
+            click.echo(" " * INDENT + printable(finding.step))
+    if not health.sees_others:
+        click.echo(f"{'note':6}{'rights':{INDENT - 6}}{_wrapped(UNSEEN, width)}")
+    if health.tables:
+        click.echo()
+        show_table(HEADINGS, [_row(table) for table in health.tables])
+
+
+def _wrapped(text: str, width: int) -> str:
+    indent = " " * INDENT
+    wrapped = click.wrap_text(printable(text), max(width - 1, 60), initial_indent=indent, subsequent_indent=indent)
+    return wrapped.removeprefix(indent)
+
+
+def _row(table: TableHealth) -> Sequence[str]:
+    share = table.hot_share
+    return (
+        table.name,
+        f"{table.live_rows:,}",
+        f"{table.dead_rows:,}",
+        "" if share is None else f"{share:.0%}",
+        _size(table.bytes),
+        _size(table.index_bytes),
+        _ago(table.vacuum_age_ms),
+        _ago(table.analyze_age_ms),
+    )
+
+
+def _ago(ms: int | None) -> str:
+    """One unit: a table has eight columns."""
+    return "never" if ms is None else " ".join(age(ms).split()[:2])
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:,.1f} TB"
+
+
+def _as_json(found: Sequence[Finding], health: Health) -> object:
+    return {
+        "ok": all(finding.ok for finding in found),
+        "findings": [finding._asdict() for finding in found],
+        **health._asdict(),
+        "snapshot": None if health.snapshot is None else health.snapshot._asdict(),
+        "tables": [table._asdict() | {"hot_share": table.hot_share} for table in health.tables],
+    }

@@ -1,0 +1,154 @@
+"""What the health of a queue means: for each figure a verdict, and where it is bad, why and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from sqlane_sa.cli.ages import age
+from sqlane_sa.schema import Tables
+from sqlane_sa.statement import qualified, table_name
+from sqlane_sa.values.health import Health, Snapshot, TableHealth
+
+LONG_MS = 5 * 60_000
+LONG_TRANSACTIONS = 1_000
+MANY_TRANSACTIONS = 1_000_000
+UNTIMED_TRANSACTIONS = 100_000
+MANY_DEAD, FAR_TOO_MANY_DEAD = 10_000, 1_000_000
+DEAD_SHARE = 0.2
+LATE_VACUUM_MS = 10 * 60_000
+NOTIFY_QUEUE = 0.1
+
+LEFT_OVER = ("_ccnew", "_ccold")
+"""What a REINDEX CONCURRENTLY that did not finish leaves beside the index."""
+
+
+class Finding(NamedTuple):
+    """One line of the doctor's: `why` and `step` are there when it is not `ok`."""
+
+    topic: str
+    ok: bool
+    said: str
+    why: str = ""
+    step: str = ""
+
+
+def findings(health: Health, tables: Tables) -> Iterator[Finding]:
+    yield _snapshot(health.snapshot)
+    yield _autovacuum(health.autovacuum)
+    yield from _dead_rows(health, tables)
+    yield from _indexes(health.invalid_indexes, tables)
+    yield _notifications(health.notify_queue)
+
+
+def _snapshot(held: Snapshot | None) -> Finding:
+    if held is None:
+        return Finding("snapshots", True, "nobody holds one")
+    if not _is_long(held):
+        since = f"{held.transactions:,} transactions" if held.age_ms is None else age(held.age_ms)
+        return Finding("snapshots", True, f"the oldest is {since} old, {_holder(held)}")
+    since = "" if held.age_ms is None else f" for {age(held.age_ms)}"
+    return Finding(
+        "snapshots",
+        False,
+        f"one is held{since}, over {held.transactions:,} transactions, {_holder(held)}",
+        "no row that died since then can be removed: the tables grow, and claims get slower",
+        _release(held),
+    )
+
+
+def _is_long(held: Snapshot) -> bool:
+    """A time alone says little: where nothing was written since, nothing is held back."""
+    if held.transactions >= MANY_TRANSACTIONS:
+        return True
+    if held.age_ms is None:
+        return held.transactions >= UNTIMED_TRANSACTIONS
+    return held.age_ms >= LONG_MS and held.transactions >= LONG_TRANSACTIONS
+
+
+def _holder(held: Snapshot) -> str:
+    who = f"{held.kind} {held.name}" if held.name else held.kind
+    facts = [
+        f"pid {held.pid}" if held.pid else "",
+        f"user {held.user}" if held.user else "",
+        held.application_name or "",
+        held.state or "",
+    ]
+    known = ", ".join(fact for fact in facts if fact)
+    return f"by the {who}" + (f" ({known})" if known else "")
+
+
+def _release(held: Snapshot) -> str:
+    if held.kind == "prepared transaction":
+        gid = "'" + (held.name or "").replace("'", "''") + "'"
+        return f"COMMIT PREPARED {gid}; or ROLLBACK PREPARED {gid};"
+    if held.kind == "session":
+        return f"let it end, or end it: SELECT pg_terminate_backend({held.pid});"
+    if held.kind == "replication slot" and held.pid is None:
+        return f"start its standby, or give it up: SELECT pg_drop_replication_slot('{held.name}');"
+    return "end the long query on that standby, or set hot_standby_feedback = off there"
+
+
+def _autovacuum(on: bool) -> Finding:
+    if on:
+        return Finding("autovacuum", True, "on")
+    return Finding(
+        "autovacuum",
+        False,
+        "switched off",
+        "nothing removes dead rows by itself",
+        "set autovacuum = on and track_counts = on in postgresql.conf, and reload it",
+    )
+
+
+def _dead_rows(health: Health, tables: Tables) -> Iterator[Finding]:
+    names = {table.name: table_name(table) for table in tables.metadata.tables.values()}
+    bad = [table for table in health.tables if _has_many_dead(table)]
+    for table in bad:
+        last = "never vacuumed" if table.vacuum_age_ms is None else f"last vacuumed {age(table.vacuum_age_ms)} ago"
+        yield Finding(
+            "dead rows",
+            False,
+            f"{table.name} has {table.dead_rows:,} beside {table.live_rows:,} live ones, {last}",
+            "each look for due jobs walks over them",
+            f"VACUUM (ANALYZE) {names[table.name]}; where that changes nothing, a snapshot holds them",
+        )
+    if not bad:
+        dead, live = sum(table.dead_rows for table in health.tables), sum(table.live_rows for table in health.tables)
+        yield Finding("dead rows", True, f"{dead:,} beside {live:,} live ones")
+
+
+def _has_many_dead(table: TableHealth) -> bool:
+    if table.dead_rows > max(FAR_TOO_MANY_DEAD, table.live_rows):
+        return True
+    # Never vacuumed, it may be new: the first automatic one comes within minutes.
+    many = MANY_DEAD if table.vacuum_age_ms is not None else 10 * MANY_DEAD
+    is_late = table.vacuum_age_ms is None or table.vacuum_age_ms > LATE_VACUUM_MS
+    return is_late and table.dead_rows > max(many, DEAD_SHARE * table.live_rows)
+
+
+def _indexes(invalid: tuple[str, ...], tables: Tables) -> Iterator[Finding]:
+    for name in invalid:
+        verb = "DROP" if name.rstrip("0123456789").endswith(LEFT_OVER) else "REINDEX"
+        yield Finding(
+            "indexes",
+            False,
+            f"{name} is invalid",
+            "a CREATE or REINDEX CONCURRENTLY did not finish: no query uses it, and each write keeps it up",
+            f"{verb} INDEX CONCURRENTLY {qualified(name, tables)};",
+        )
+    if not invalid:
+        yield Finding("indexes", True, "all valid")
+
+
+def _notifications(usage: float) -> Finding:
+    said = f"the server's queue of them is {usage:.0%} full"
+    if usage < NOTIFY_QUEUE:
+        return Finding("notifications", True, said)
+    return Finding(
+        "notifications",
+        False,
+        said,
+        "a session that LISTENs stays in one transaction; with the queue full, commits that notify fail",
+        "find and end it: SELECT pid, query FROM pg_stat_activity WHERE state LIKE 'idle in%' ORDER BY xact_start;",
+    )
