@@ -1,0 +1,324 @@
+"""The state machine: any sequence of operations of any number of workers, each compared with the model.
+
+A sequence is one transaction that is rolled back. Workers are their lock tokens: all that were ever given out are kept,
+and a step may write under any of them. Time passes by moving the times of all rows into the past.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from hypothesis import HealthCheck, Phase, note, seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+from sqlane_sa import store
+from sqlane_sa.values.job import FailedJob, NewJob
+from tests.model import operations as op
+from tests.model.invariants import IN_LINE
+from tests.model.looks import LOOKS
+from tests.model.observed import compare, observe
+from tests.model.operations import TICK, Operation
+from tests.model.reference import Builder, Model
+from tests.model.rows import MS, TIMES, Lock, Soon
+
+STEPS = 30
+NAMES = ("a", "b", "c")
+KEYS = ("k", "l", "m")
+KEEP_MS = 2 * TICK * 1000
+ERROR = {"type": "E", "message": "m", "traceback": ""}
+
+_SHIFTED = {
+    "jobs": TIMES,
+    "mutexes": ("held_until", "created_at"),
+    "waits": ("run_at",),
+}
+SHIFTS = [
+    sa.text(f"UPDATE sqlane_{table} SET " + ", ".join(f"{c} = {c} - :ticks * interval '{TICK} s'" for c in columns))
+    for table, columns in _SHIFTED.items()
+]
+
+index = st.integers(0, 9)
+indexes = st.lists(index, min_size=1, max_size=3, unique=True)
+ticks = st.integers(0, 2)
+maybe_ticks = st.none() | ticks
+names = st.sampled_from(NAMES)
+builders = st.sampled_from(("none given", "builds", "declines", "raises", "is refused", "repeats an id"))
+retentions = st.sampled_from((KEEP_MS, 0, None))
+
+
+@st.composite
+def new_jobs(draw: st.DrawFn) -> dict[str, Any]:
+    """The options of a job. Its id is one of a few, so that ids come again, or None; times are in ticks."""
+    return {
+        "id": draw(st.sampled_from((None, None, "id-0", "id-1", "id-2"))),
+        "name": draw(names),
+        "priority": draw(st.integers(-1, 1)),
+        "mutex_keys": tuple(draw(st.lists(st.sampled_from(KEYS), max_size=3))) or None,
+        "run_at": draw(st.none() | st.integers(-2, 2)),
+        "delay": draw(st.sampled_from((0, 0, 0, 1))),
+        "max_stalls": draw(st.integers(0, 2)),
+        "failure_job": draw(st.sampled_from((None, "b"))),
+        "kept": (draw(retentions), draw(retentions)),
+    }
+
+
+class StoreMachine(RuleBasedStateMachine):
+    engine: sa.Engine
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conn = self.engine.connect()
+        store.pin_plans(self.conn)
+        self.model = observe(self.conn)
+        assert not self.model.jobs, "the sequence starts with empty tables"
+        self.start = datetime.fromtimestamp(self.model.now // MS / 1000, UTC)
+        self.locks: list[Lock] = []
+        self.left_over: set[tuple[str, str]] = set()
+        self.made = 0
+
+    def teardown(self) -> None:
+        self.conn.rollback()
+        self.conn.close()
+
+    def step(self, operation: Operation) -> Any:
+        """Run it, and compare its result, all tables and the invariants with what they should be."""
+        note(str(operation))
+        result = operation.run(self.conn)
+        predicted = operation.predict(self.model, result)
+        assert operation.agree(result, predicted), f"{operation}: returned {result!r}, not {predicted!r}"
+        self.settle()
+        return result
+
+    def settle(self) -> None:
+        seen = observe(self.conn)
+        compare(self.model, seen)
+        self.model = seen
+        # A row that was deleted by hand leaves holds, places and its payload behind, until they are swept or used.
+        assert seen.violations <= self.left_over, seen.violations - self.left_over
+        self.left_over = seen.violations
+
+    def number(self) -> int:
+        self.made += 1
+        return self.made
+
+    def job(self, options: Mapping[str, Any], id: str | None = None) -> NewJob:
+        run_at, kept = options["run_at"], options["kept"]
+        return NewJob(
+            id=id or options["id"],
+            name=options["name"],
+            payload=f'{{"n": {self.number()}}}',
+            priority=options["priority"],
+            run_at=None if run_at is None else self.start + timedelta(seconds=run_at * TICK),
+            delay_ms=options["delay"] * TICK * 1000,
+            mutex_keys=options["mutex_keys"],
+            max_attempts=3,
+            max_stalls=options["max_stalls"],
+            failure_job=options["failure_job"],
+            completed_retention_ms=kept[0],
+            failed_retention_ms=kept[1],
+        )
+
+    def picked(self, indexes: list[int], bare: bool = True) -> list[Lock]:
+        """Locks, the newest first; the stale ones are among them."""
+        newest = self.locks[::-1]
+        locks = dict.fromkeys(newest[i % len(newest)] for i in indexes) if newest else {}
+        return [Lock(lock.id, lock.lock_token) if bare else lock for lock in locks]
+
+    def job_ids(self) -> list[str]:
+        return sorted(self.model.jobs, key=lambda id_: (self.model.jobs[id_].created_at, id_))
+
+    def chosen_ids(self, indexes: list[int]) -> list[str]:
+        ids = self.job_ids()
+        return list(dict.fromkeys(ids[i % len(ids)] for i in indexes)) if ids else []
+
+    def builder(self, kind: str, options: Mapping[str, Any]) -> Builder | None:
+        """What it makes is decided now: it is asked twice, by the store and by the model, and told the same."""
+        new = self.job(options, id=f"reaction-{self.number()}")
+        told: list[FailedJob] = []
+
+        def build(failed: FailedJob) -> NewJob | None:
+            told.append(failed)
+            assert told[0] == failed, "the builder was told something else than the model says"
+            if kind == "raises":
+                raise ValueError("no failure job")
+            if kind == "is refused":
+                return NewJob(**{**as_options(new), "priority": 2**15})
+            if kind == "repeats an id":
+                return NewJob(**{**as_options(new), "id": failed.id})
+            return new if kind == "builds" else None
+
+        build.__name__ = kind
+        return None if kind == "none given" else build
+
+    @initialize(batch=st.lists(new_jobs(), min_size=2, max_size=5))
+    def fill(self, batch: list[Mapping[str, Any]]) -> None:
+        self.step(op.insert([self.job(options) for options in batch]))
+
+    @rule(batch=st.lists(new_jobs(), min_size=1, max_size=3))
+    def insert(self, batch: list[Mapping[str, Any]]) -> None:
+        self.step(op.insert([self.job(options) for options in batch]))
+
+    @rule(n=st.integers(1, 3), window=st.sampled_from((1, 2, 500)), narrow=st.booleans())
+    def look_for_candidates(self, n: int, window: int, narrow: bool) -> None:
+        self.step(op.candidates(dict.fromkeys(NAMES, n), NAMES[:2] if narrow else None, window))
+
+    @rule(n=st.integers(1, 2), after_key=st.sampled_from(("", *KEYS)))
+    def walk(self, n: int, after_key: str) -> None:
+        self.step(op.walk(dict.fromkeys(NAMES, n), after_key))
+
+    @rule(n=st.integers(1, 3), window=st.sampled_from((1, 500)), lease=ticks)
+    def take_a_turn(self, n: int, window: int, lease: int) -> None:
+        """As a worker does: look, and claim what was found."""
+        found = self.step(op.candidates(dict.fromkeys(NAMES, n), None, window))
+        self.started(op.claim(found, f"{IN_LINE}{self.number()}", lease * TICK))
+
+    @rule(chosen=indexes, lease=ticks, take_all=st.booleans())
+    def claim_any(self, chosen: list[int], lease: int, take_all: bool) -> None:
+        """Whatever the rows are: the look was long ago."""
+        self.started(op.claim(self.chosen_ids(chosen), f"any-{self.number()}", lease * TICK, take_all))
+
+    @rule(n=st.integers(1, 2), priorities=st.lists(st.integers(-1, 1), min_size=1, unique=True), lease=ticks)
+    def claim_plain(self, n: int, priorities: list[int], lease: int) -> None:
+        lanes = [(name, priority, n) for name in NAMES for priority in priorities]
+        self.started(op.claim_plain(lanes, f"any-{self.number()}", lease * TICK))
+
+    def started(self, operation: Operation) -> None:
+        self.locks += [Lock(row[0], row[8], row[6]) for row in self.step(operation)]
+
+    @rule(chosen=indexes, lease=ticks)
+    def renew(self, chosen: list[int], lease: int) -> None:
+        self.step(op.renew(self.picked(chosen), lease * TICK))
+
+    @rule(chosen=indexes)
+    def mark_timed_out(self, chosen: list[int]) -> None:
+        self.step(op.mark(self.picked(chosen)))
+
+    @rule(chosen=indexes, bare=st.booleans())
+    def complete(self, chosen: list[int], bare: bool) -> None:
+        self.step(op.complete(self.picked(chosen, bare)))
+
+    @rule(chosen=index, delay=ticks, error=st.sampled_from((None, ERROR)), bare=st.booleans())
+    def retry(self, chosen: int, delay: int, error: dict[str, Any] | None, bare: bool) -> None:
+        for lock in self.picked([chosen], bare):
+            self.step(op.retry(lock, delay * TICK, error))
+
+    @rule(chosen=indexes, delay=ticks)
+    def retry_many(self, chosen: list[int], delay: int) -> None:
+        self.step(op.retry_many(self.picked(chosen), delay * TICK))
+
+    @rule(chosen=index, delay=maybe_ticks, linger=maybe_ticks, bare=st.booleans())
+    def release(self, chosen: int, delay: int | None, linger: int | None, bare: bool) -> None:
+        for lock in self.picked([chosen], bare):
+            self.step(op.release(lock, seconds(delay), seconds(linger)))
+
+    @rule(chosen=indexes, delays=st.lists(maybe_ticks, min_size=3), lingers=st.lists(maybe_ticks, min_size=3))
+    def release_many(self, chosen: list[int], delays: list[int | None], lingers: list[int | None]) -> None:
+        locks = self.picked(chosen)
+        times = zip(locks, map(seconds, delays), map(seconds, lingers), strict=False)
+        self.step(op.release_many(list(times)))
+
+    @rule(chosen=index, kind=builders, options=new_jobs())
+    def fail(self, chosen: int, kind: str, options: Mapping[str, Any]) -> None:
+        for lock in self.picked([chosen]):
+            self.step(op.fail(lock, ERROR, self.builder(kind, options)))
+
+    @rule(limit=st.integers(1, 5), lease=ticks, delay=ticks, kind=builders, options=new_jobs())
+    def recover(self, limit: int, lease: int, delay: int, kind: str, options: Mapping[str, Any]) -> None:
+        for id_ in self.step(op.find_stale(limit)):
+            self.step(op.recover(id_, lease * TICK, delay * TICK, self.builder(kind, options)))
+
+    @rule(chosen=indexes, lease=ticks)
+    def recover_any(self, chosen: list[int], lease: int) -> None:
+        """Whether stale or not: another process may have looked before."""
+        for id_ in self.chosen_ids(chosen):
+            self.step(op.recover(id_, lease * TICK, TICK, None))
+
+    @rule(limit=st.sampled_from((1, 100)))
+    def sweep_mutexes(self, limit: int) -> None:
+        self.step(op.sweep_mutexes(limit))
+
+    @rule()
+    def sweep_waits(self) -> None:
+        self.step(op.sweep_waits())
+
+    @rule(limit=st.sampled_from((1, 100)))
+    def delete_expired(self, limit: int) -> None:
+        self.step(op.delete_expired(limit))
+
+    @rule(names=st.sets(names, min_size=1))
+    def make_due(self, names: set[str]) -> None:
+        self.step(op.make_due(names))
+
+    @rule(chosen=index)
+    def delete_by_hand(self, chosen: int) -> None:
+        """A row whose id nobody uses again, unless it has no keys: its places would count for the next of that id."""
+        for id_ in self.chosen_ids([chosen]):
+            job = self.model.jobs[id_]
+            if job.keys and id_.startswith("id-"):
+                continue
+            left = {("a key is held without its running job", key) for key in job.keys}
+            left |= {("a place in a line without its pending job", f"{id_} {key}") for key in job.keys}
+            self.left_over |= left | {("a payload without its job, or of a completed one", id_)}
+            self.step(op.delete_by_hand(id_))
+
+    @rule(n=st.integers(1, 2))
+    def advance(self, n: int) -> None:
+        """Let time pass: every time in the tables moves into the past."""
+        note(f"{n} ticks pass")
+        for shift in SHIFTS:
+            self.conn.execute(shift, {"ticks": n})
+        shift_model(self.model, n * TICK * 1000 * MS)
+        self.settle()
+
+    @rule()
+    def inspect(self) -> None:
+        """Every way of reading says what the model says."""
+        for look in LOOKS:
+            look(self.conn, self.model, self.locks)
+
+
+def seconds(ticks: int | None) -> float | None:
+    return None if ticks is None else float(ticks * TICK)
+
+
+def as_options(job: NewJob) -> dict[str, Any]:
+    return {name: getattr(job, name) for name in NewJob.__slots__ if name != "is_checked"}
+
+
+def shift_model(model: Model, by: int) -> None:
+    for row in (*model.jobs.values(), *model.mutexes.values()):
+        for name, value in vars(row).items():
+            if name.endswith(("_at", "_until")) and value is not None:
+                setattr(row, name, value - by)
+    for place, run_at in model.waits.items():
+        assert not isinstance(run_at, Soon)
+        model.waits[place] = run_at - by
+
+
+def run_sequences(
+    engine: sa.Engine, n: int, *, random: int | None = None, steps: int = STEPS, shrink: bool = True
+) -> None:
+    """Run `n` sequences on a migrated database that is this run's alone; fail with the shortest that fails.
+
+    The same ones each time, unless `random` is a seed.
+    """
+    machine = type("StoreMachine", (StoreMachine,), {"engine": engine})
+    if random is not None:
+        machine = seed(random)(machine)
+    phases = (Phase.generate, Phase.shrink) if shrink else (Phase.generate,)
+    chosen = settings(
+        max_examples=n,
+        stateful_step_count=steps,
+        derandomize=random is None,
+        database=None,
+        deadline=None,
+        phases=phases,
+        report_multiple_bugs=False,
+        print_blob=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(machine, settings=chosen)
