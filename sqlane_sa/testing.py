@@ -18,6 +18,7 @@ from sqlane_sa.values.errors import AutocommitError, DefinitionError, HandleErro
 from sqlane_sa.values.ids import new_id
 from sqlane_sa.values.outcome import Completed, Failed, Outcome, Released, Retried
 from sqlane_sa.worker.context import read_committed
+from sqlane_sa.worker.deadlines import UNLIMITED
 from sqlane_sa.worker.execution import Execution
 from sqlane_sa.worker.inline import call
 from sqlane_sa.worker.options import served
@@ -93,7 +94,7 @@ class _Drain:
         self._names = names
         self._include_delayed = include_delayed
         self._raise_errors = raise_errors
-        self._execution = Execution(queue, transaction, transaction)
+        self._execution = Execution(queue, transaction, transaction, UNLIMITED)
         self._counts = {"completed": 0, "retried": 0, "failed": 0, "released": 0}
         self._released: set[str] = set()
         self._window = WINDOW
@@ -189,7 +190,7 @@ class _Drain:
 
 def _transaction_of(target: object) -> Callable[[], AbstractContextManager[Connection]]:
     if isinstance(target, Engine) and not target.dialect.is_async:
-        return partial(read_committed, target)
+        return partial(read_committed, target, UNLIMITED)
     if isinstance(target, Connection) and (in_greenlet() or not target.dialect.is_async):
         if in_autocommit(target):
             raise AutocommitError(

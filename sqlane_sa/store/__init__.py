@@ -25,6 +25,7 @@ from sqlane_sa.store.inspect import get, stats
 from sqlane_sa.store.locks import find_locked
 from sqlane_sa.store.payloads import INLINE_BYTES, read_payload_texts, read_payloads
 from sqlane_sa.store.probe import Lane, next_keyed, next_linger_end, probe, probe_lanes
+from sqlane_sa.store.recall import recall
 from sqlane_sa.store.recovery import Recovery, find_stale, recover_stale
 from sqlane_sa.store.sleepers import awake, fall_asleep, sweep_sleepers, wake
 from sqlane_sa.store.sweep import MutexSweep, WaitsSweep, delete_expired, make_due, sweep_mutexes, sweep_waits
@@ -68,6 +69,7 @@ __all__ = [
     "probe_lanes",
     "read_payload_texts",
     "read_payloads",
+    "recall",
     "recover_stale",
     "release",
     "release_many",

@@ -15,11 +15,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Double
-from sqlalchemy.types import TypeEngine
+from sqlalchemy import Connection
 
 from sqlane_sa.schema import Tables, moment
 from sqlane_sa.statement import BIG, INT, INTS, SMALL, TEXT, TEXTS, Statement
+from sqlane_sa.store.claimed import CLAIMED, CLAIMED_WITH_PAYLOADS, READ_CLAIMED, WITH_PAYLOADS, claimed_jobs
 from sqlane_sa.store.payloads import INLINE_BYTES
 from sqlane_sa.store.reading import distinct_keys, readable
 from sqlane_sa.values.duration import seconds, to_ms
@@ -80,31 +80,12 @@ UPDATE {{jobs}} SET status = 'running', lock_token = :lock_token, locked_by = :l
     locked_until = statement_timestamp() + CAST(:lease_ms AS bigint) * interval '1 millisecond',
     started_at = statement_timestamp(), timed_out_at = NULL, updated_at = statement_timestamp()
 WHERE id = ANY(IDS)
-RETURNING id, job_name, attempts, max_attempts, stalls, max_stalls, mutex_keys, failure_job, lock_token,
-    {readable("created_at")} AS created_at,
-    CAST(extract(epoch FROM statement_timestamp() - {readable("run_at")}) * 1000 AS double precision) AS waited_ms,
-    priority, {readable("run_at")} AS run_at"""
-
-_CLAIMED: dict[str, TypeEngine[Any]] = {
-    "id": TEXT,
-    "job_name": TEXT,
-    "attempts": INT,
-    "max_attempts": INT,
-    "stalls": INT,
-    "max_stalls": INT,
-    "mutex_keys": TEXTS,
-    "failure_job": TEXT,
-    "lock_token": TEXT,
-    "created_at": moment(),
-    "waited_ms": Double(),
-    "priority": SMALL,
-    "run_at": moment(),
-}
+RETURNING {READ_CLAIMED}"""
 
 START = Statement(
     _SET_RUNNING.replace("IDS", "CAST(:ids AS text[])"),
     {"ids": TEXTS, "lock_token": TEXT, "locked_by": TEXT, "lease_ms": BIG},
-    _CLAIMED,
+    CLAIMED,
 )
 
 LEAVE_LINES = Statement(
@@ -127,11 +108,8 @@ WITH picked AS MATERIALIZED (
         ORDER BY j.run_at, j.id LIMIT l.max_rows FOR UPDATE SKIP LOCKED) AS c
 ), started AS ("""
     + _SET_RUNNING.replace("IDS", "ARRAY(SELECT id FROM picked)")
-    + """)
-SELECT s.*, (SELECT CAST(p.payload AS text) FROM {payloads} AS p
-             WHERE p.id = s.id AND octet_length(CAST(p.payload AS text)) <= :inline_bytes) AS payload_text
-FROM started AS s
-ORDER BY s.priority, s.run_at, s.id""",
+    + ")"
+    + WITH_PAYLOADS,
     {
         "names": TEXTS,
         "priorities": INTS,
@@ -141,7 +119,7 @@ ORDER BY s.priority, s.run_at, s.id""",
         "lease_ms": BIG,
         "inline_bytes": INT,
     },
-    _CLAIMED | {"payload_text": TEXT},
+    CLAIMED_WITH_PAYLOADS,
 )
 
 
@@ -187,7 +165,7 @@ def claim(
         "locked_by": locked_by,
         "lease_ms": to_ms(seconds(lease, "lease")),
     }
-    started = {row.id: _claimed(ClaimedJob(*row)) for row in conn.execute(START.on(tables), parameters)}
+    started = {job.id: job for job in claimed_jobs(conn.execute(START.on(tables), parameters))}
     if keys:
         conn.execute(LEAVE_LINES.on(tables), {"ids": [row.id for row in chosen if row.mutex_keys]})
     return [started[row.id] for row in chosen]
@@ -227,10 +205,6 @@ def _lock_due(conn: Connection, tables: Tables, ids: Sequence[str]) -> list[DueJ
     rows = [DueJob._make(row) for row in conn.execute(LOCK_DUE.on(tables), {"ids": list(ids)})]
     rows = [row._replace(mutex_keys=distinct_keys(row.mutex_keys)) for row in rows]
     return sorted(rows, key=lambda row: place[row.id])
-
-
-def _claimed(job: ClaimedJob) -> ClaimedJob:
-    return job if job.mutex_keys is None else job._replace(mutex_keys=distinct_keys(job.mutex_keys))
 
 
 def _read_busy(conn: Connection, tables: Tables, keys: list[str]) -> tuple[datetime, set[str]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from sqlalchemy import Connection
@@ -44,6 +45,39 @@ class Claims:
         self._lease = lease
         self._aside: dict[str, Aside] = {}
         self._suspicious = False
+        self._open: list[str] = []
+        self._in_doubt: list[str] = []
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether there were claims whose commit was never acknowledged: what they started may wait for its handler."""
+        return bool(self._in_doubt)
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Around a transaction that claims: one that fails, but not for certain, leaves its lock tokens in doubt."""
+        try:
+            yield
+        except Exception as error:
+            if not (is_hopeless(error) or is_locked(error)):
+                self._in_doubt += self._open
+            raise
+        finally:
+            self._open.clear()
+
+    def recall(self) -> list[ClaimedJob]:
+        """The jobs that were started by the claims in doubt, with a new lease: nobody else would run them before
+        theirs ends, and then it would count as a stall."""
+        with self._database.transaction() as conn:
+            jobs = store.recall(conn, self._queue.tables, lock_tokens=self._in_doubt, lease=self._lease)
+        self._in_doubt.clear()
+        if jobs:
+            log.warning("%d jobs were claimed by a commit whose answer was lost; they start now", len(jobs))
+        return jobs
+
+    def _token(self) -> str:
+        self._open.append(new_id())
+        return self._open[-1]
 
     @property
     def apart(self) -> bool:
@@ -60,7 +94,7 @@ class Claims:
             conn,
             self._queue.tables,
             lanes=shares,
-            lock_token=new_id(),
+            lock_token=self._token(),
             locked_by=self._worker_id,
             lease=self._lease,
         )
@@ -84,7 +118,7 @@ class Claims:
         ids: list[str] = []
         claimed: list[ClaimedJob] = []
         try:
-            with self._database.transaction() as conn:
+            with self.followed(), self._database.transaction() as conn:
                 ids = store.find_keyed_candidates(conn, tables, limits_by_name=limits, after_key=after_key)
                 if not self.apart:
                     claimed = self._claim(conn, ids[:want])
@@ -105,7 +139,7 @@ class Claims:
             conn,
             tables,
             candidate_ids=ids,
-            lock_token=new_id(),
+            lock_token=self._token(),
             locked_by=self._worker_id,
             lease=self._lease,
         )
@@ -143,7 +177,7 @@ class Claims:
         if not ids:
             return None
         try:
-            with self._database.transaction() as conn:
+            with self.followed(), self._database.transaction() as conn:
                 store.wait_briefly(conn)
                 got = self._claim(conn, ids)
         except Exception as error:

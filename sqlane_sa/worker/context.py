@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Unpack
 
@@ -17,6 +17,7 @@ from sqlane_sa.sqlstate import sqlstate
 from sqlane_sa.values.errors import DefinitionError, SqlaneError
 from sqlane_sa.values.job import ClaimedJob, Enqueued
 from sqlane_sa.values.options import JobOptions
+from sqlane_sa.worker.deadlines import Deadlines
 from sqlane_sa.worker.running import RunningJob
 
 
@@ -38,18 +39,28 @@ Transaction = Callable[[], AbstractContextManager[Connection]]
 
 
 @contextmanager
-def read_committed(engine: Engine) -> Iterator[Connection]:
+def read_committed(engine: Engine, deadlines: Deadlines) -> Iterator[Connection]:
     """A transaction on the application's engine, whatever its isolation level (or AUTOCOMMIT); the level is set on the
-    connection, which overrules what an engine made by execution_options sets, and the pool puts it back."""
-    with engine.connect() as conn:
-        conn.execution_options(isolation_level="READ COMMITTED")
-        try:
-            with conn.begin():
-                yield conn
-        except BaseException as error:
-            if _ends_the_session(error):
-                conn.invalidate()
-            raise
+    connection, which overrules what an engine made by execution_options sets, and the pool puts it back.
+
+    Its begin and its end are limited; what the handler does within takes as long as it takes.
+    """
+    with ExitStack() as ending:
+        with deadlines.limit():
+            conn = engine.connect()
+        with conn:
+            conn.execution_options(isolation_level="READ COMMITTED")
+            try:
+                with conn.begin():
+                    try:
+                        yield conn
+                    finally:
+                        # Commit or rollback, and the return to the pool.
+                        ending.enter_context(deadlines.limit(conn))
+            except BaseException as error:
+                if _ends_the_session(error):
+                    conn.invalidate()
+                raise
 
 
 def _ends_the_session(error: BaseException | None) -> bool:
@@ -98,11 +109,17 @@ class JobContext:
     """`ctx` in a handler: facts of the job, `cancelled`, `enqueue`, and in a transactional one its transaction."""
 
     def __init__(
-        self, running: RunningJob, queue: Queue, transaction: Transaction, connection: Connection | None = None
+        self,
+        running: RunningJob,
+        queue: Queue,
+        transaction: Transaction,
+        deadlines: Deadlines,
+        connection: Connection | None = None,
     ) -> None:
         self._running = running
         self._queue = queue
         self._transaction = transaction
+        self._deadlines = deadlines
         self._connection = connection
         self._session: Session | None = None
 
@@ -180,7 +197,7 @@ class JobContext:
         """
         if self._connection is not None:
             return self._queue.enqueue(self._connection, name, payload, **options)
-        with self._transaction() as conn:
+        with self._transaction() as conn, self._deadlines.limit(conn):
             return self._queue.enqueue(conn, name, payload, **options)
 
     def commit_session(self) -> None:

@@ -1,26 +1,63 @@
-"""The worker's own connections: made like the application's, and never taken from its pool."""
+"""The worker's own connections: made like the application's, not taken from its pool, with an end to each wait."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine.base import OptionEngine
 from sqlalchemy.pool import NullPool, Pool, QueuePool
 
 from sqlane_sa import store
+from sqlane_sa.worker.deadlines import Deadlines
+from sqlane_sa.worker.driver import connect_options
 
 
-def own_engine(engine: Engine, isolation_level: str = "READ COMMITTED") -> Engine:
-    """An engine that opens connections as the application's does (same creator, same listeners), outside its pool.
-
-    READ COMMITTED, whatever the application chose: SKIP LOCKED fails under a snapshot that has grown old. Called once
-    for each level: an engine derived from another by execution_options keeps the other's level too.
+class Connector:
+    """Opens connections as the application's engine does: same creator, same listeners. Those that are opened within
+    one of `deadlines`' limits get keepalives and an end to the wait for the connection, and are watched from then on.
     """
-    pool = NullPool(engine.pool._creator, dialect=engine.dialect, _dispatch=engine.pool.dispatch)
-    own = Engine(pool, engine.dialect, engine.url, hide_parameters=True)
-    return own.execution_options(isolation_level=isolation_level)
+
+    def __init__(self, engine: Engine, deadlines: Deadlines) -> None:
+        self._engine = engine
+        self._create = engine.pool._invoke_creator
+        self._deadlines = deadlines
+        # The application's own connections pass by: nobody limits the calls of its threads.
+        event.listen(engine, "do_connect", self._connect)
+
+    def engine(self, isolation_level: str = "READ COMMITTED") -> Engine:
+        """An engine whose connections are opened here, outside the application's pool.
+
+        READ COMMITTED, whatever the application chose: SKIP LOCKED fails under a snapshot that has grown old. An engine
+        for each level: one derived from another by execution_options keeps the other's level too.
+        """
+        theirs = self._engine
+        pool = NullPool(self, dialect=theirs.dialect, _dispatch=theirs.pool.dispatch)
+        own = Engine(pool, theirs.dialect, theirs.url, hide_parameters=True)
+        return own.execution_options(isolation_level=isolation_level)
+
+    def database(self) -> Database:
+        """A connection for one thread."""
+        return Database(self.engine(), self._deadlines)
+
+    def close(self) -> None:
+        """Leave the application's engine as it was."""
+        event.remove(self._engine, "do_connect", self._connect)
+
+    def __call__(self, connection_record: Any = None) -> Any:
+        """A connection of the driver: what a pool calls its creator."""
+        connection = self._create(connection_record)
+        if self._deadlines.here is not None:
+            self._deadlines.here.watch(connection)
+        return connection
+
+    def _connect(self, dialect: Any, record: Any, arguments: Any, options: dict[str, Any]) -> Any:
+        if self._deadlines.here is None:
+            return None
+        ours = connect_options(dialect.driver, options, self._deadlines.seconds)
+        return dialect.connect(*arguments, **options, **ours)
 
 
 class HandlerEngine(OptionEngine):
@@ -33,16 +70,16 @@ class HandlerEngine(OptionEngine):
 
     pool: Pool = None  # type: ignore[assignment]  # in place of the property that finds the application's
 
-    def __init__(self, engine: Engine, concurrency: int) -> None:
+    def __init__(self, engine: Engine, connector: Connector, concurrency: int) -> None:
         super().__init__(engine, {})
-        self.pool = _like(engine.pool, concurrency)
+        self.pool = _like(engine.pool, connector, concurrency)
 
 
-def _like(old: Pool, size: int) -> Pool:
+def _like(old: Pool, connector: Connector, size: int) -> Pool:
     if not isinstance(old, QueuePool):
-        return NullPool(old._creator, dialect=old._dialect, _dispatch=old.dispatch)
+        return NullPool(connector, dialect=old._dialect, _dispatch=old.dispatch)
     return QueuePool(
-        old._creator,
+        connector,
         pool_size=size,
         max_overflow=-1,
         recycle=old._recycle,
@@ -56,20 +93,25 @@ def _like(old: Pool, size: int) -> Pool:
 class Database:
     """One connection for one thread, opened when it is first needed and again after each error."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, deadlines: Deadlines) -> None:
         self._engine = engine
+        self._deadlines = deadlines
         self._conn: Connection | None = None
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """A transaction with pinned plans. After any error in it the connection is dropped: it may be read-only, on a
-        server that is no longer the primary, or half dead, and a new one costs milliseconds."""
+        """A transaction with pinned plans, all of it within one deadline. After any error in it the connection is
+        dropped: it may be read-only, on a server that is no longer the primary, or half dead, and a new one costs
+        milliseconds."""
         try:
-            if self._conn is None:
-                self._conn = self._engine.connect()
-            with self._conn.begin():
-                store.pin_plans(self._conn)
-                yield self._conn
+            with self._deadlines.limit():
+                if self._conn is None:
+                    self._conn = self._engine.connect()
+                else:
+                    self._deadlines.watch(self._conn)
+                with self._conn.begin():
+                    store.pin_plans(self._conn)
+                    yield self._conn
         except BaseException:
             self.close()
             raise

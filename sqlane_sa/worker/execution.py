@@ -21,6 +21,7 @@ from sqlane_sa.values.failure import describe_error
 from sqlane_sa.values.outcome import Completed, Discard, Failed, Outcome, Released, Retried, Retry, Snooze
 from sqlane_sa.values.payload import decode
 from sqlane_sa.worker.context import JobContext, Transaction, only_ours
+from sqlane_sa.worker.deadlines import Deadlines
 from sqlane_sa.worker.running import LEASE_LOST, SHUTDOWN, TIMEOUT, RunningJob
 from sqlane_sa.worker.service import first_line
 
@@ -45,10 +46,11 @@ class Execution:
     payload that was too large for the claim is read in.
     """
 
-    def __init__(self, queue: Queue, transaction: Transaction, reading: Transaction) -> None:
+    def __init__(self, queue: Queue, transaction: Transaction, reading: Transaction, deadlines: Deadlines) -> None:
         self._queue = queue
         self._transaction = transaction
         self._reading = reading
+        self._deadlines = deadlines
 
     def run(self, job: RunningJob) -> Outcome | None:
         """Call a `def` handler; None when its own transaction has completed the job, or its lease is over."""
@@ -59,7 +61,7 @@ class Execution:
             if job.definition.transactional:
                 self._run_transactional(job, payload)
                 return None
-            self._call_def(job, payload, JobContext(job, self._queue, self._transaction))
+            self._call_def(job, payload, JobContext(job, self._queue, self._transaction, self._deadlines))
         except BaseException as error:
             return self._settle(job, error)
         return self._settle(job, None)
@@ -70,7 +72,7 @@ class Execution:
             return _not_started(job)
         try:
             payload = self._payload(job, job.claimed.payload_text or await asyncio.to_thread(self._text, job))
-            await self._call(job, payload, JobContext(job, self._queue, self._transaction))
+            await self._call(job, payload, JobContext(job, self._queue, self._transaction, self._deadlines))
         except BaseException as error:
             return self._settle(job, error)
         return self._settle(job, None)
@@ -79,7 +81,7 @@ class Execution:
         if job.claimed.payload_text is not None:
             return job.claimed.payload_text
         try:
-            with self._reading() as conn:
+            with self._deadlines.limit(), self._reading() as conn:
                 return store.read_payload_texts(conn, self._queue.tables, [job.id]).get(job.id)
         except DBAPIError as error:
             raise NotBegunError(f"its payload could not be read: {first_line(error)}") from error
@@ -106,7 +108,7 @@ class Execution:
     def _run_transactional(self, job: RunningJob, payload: Any) -> None:
         with ExitStack() as stack:
             conn = self._begin(stack)
-            context = JobContext(job, self._queue, self._transaction, conn)
+            context = JobContext(job, self._queue, self._transaction, self._deadlines, conn)
             with only_ours(conn):
                 try:
                     self._call_def(job, payload, context)
@@ -117,8 +119,9 @@ class Execution:
             if job.cancelled == TIMEOUT:
                 raise JobTimeoutError(job.definition.timeout or 0.0)
             job.completing = True
-            if job.cancelled == LEASE_LOST or not store.complete(conn, self._queue.tables, jobs=[job]):
-                raise LeaseLostError("the lease was lost; the handler's transaction is rolled back")
+            with self._deadlines.limit(conn):
+                if job.cancelled == LEASE_LOST or not store.complete(conn, self._queue.tables, jobs=[job]):
+                    raise LeaseLostError("the lease was lost; the handler's transaction is rolled back")
 
     def _begin(self, stack: ExitStack) -> Connection:
         try:

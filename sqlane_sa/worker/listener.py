@@ -1,7 +1,4 @@
-"""The listener: turns notifications into wake-ups. A wake-up is a hint; polling is the truth.
-
-The one place that knows a driver: SQLAlchemy has no LISTEN.
-"""
+"""The listener: turns notifications into wake-ups. A wake-up is a hint; polling is the truth."""
 
 from __future__ import annotations
 
@@ -12,46 +9,61 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, text
 
 from sqlane_sa.schema import Tables
-from sqlane_sa.worker.database import own_engine
+from sqlane_sa.values.ids import new_id
+from sqlane_sa.worker.database import Connector
+from sqlane_sa.worker.deadlines import Deadlines
 from sqlane_sa.worker.service import first_line
 
 log = logging.getLogger("sqlane_sa.worker")
 
 PING_INTERVAL = 15.0
-"""Seconds. A session whose peer is gone without a word is found by a query on it."""
+"""Seconds. A session whose peer is gone without a word, or that listens no more, is found by a ping."""
+DEAF_PAUSE = 300.0
+"""Seconds until a worker whose pings do not arrive tries to listen again."""
+PING = "ping:"
+"""The mark of notifications that workers send to themselves; the others do not take them for a wake-up."""
+
+_NOTIFY = text("SELECT pg_notify(:channel, :payload)")
 
 
 class Listener:
-    """Waits on the socket of a LISTENing connection of its own and calls `wake` for what arrives."""
+    """Waits on the socket of a LISTENing connection of its own and calls `wake` for what arrives.
 
-    def __init__(self, engine: Engine, tables: Tables, wake: Callable[[], None]) -> None:
-        self._engine = own_engine(engine, "AUTOCOMMIT")
+    Each connection is tested before it is trusted: by a notification from another session, for behind a pooler that
+    lends sessions out by the transaction LISTEN works and nothing ever arrives. `hearing(bool)` says what came out.
+    """
+
+    def __init__(
+        self,
+        connector: Connector,
+        deadlines: Deadlines,
+        tables: Tables,
+        wake: Callable[[], None],
+        hearing: Callable[[bool], None],
+    ) -> None:
+        self._engine = connector.engine("AUTOCOMMIT")
+        self._deadlines = deadlines
         self._channel = tables.channel
         self._wake = wake
+        self._hearing = hearing
         self._conn: Connection | None = None
         self._stop_reader, self._stop_writer = socket.socketpair()
         self._next_ping = 0.0
-
-    @staticmethod
-    def is_supported(engine: Engine) -> bool:
-        return engine.dialect.driver == "psycopg"
+        self._deaf = False
 
     def run_once(self) -> float:
-        """Listen (connecting first when needed) until something arrives, a ping is due or `stop`."""
-        if self._conn is None:
-            self._connect()
-            # What was enqueued while nobody listened.
-            self._wake()
-        driver: Any = self._conn.connection.driver_connection  # type: ignore[union-attr]
-        ready = self._wait_for(driver.fileno())
+        """Listen (connecting first when needed) until something arrives, a ping is due or `stop`; seconds to pause."""
+        if self._conn is None and not self._connect():
+            return DEAF_PAUSE
+        ready = self._wait(self._next_ping)
         if self._stop_reader in ready:
             return 0.0
         if not ready:
             self._ping()
-        if self._notified(driver):
+        elif self._heard():
             self._wake()
         return 0.0
 
@@ -71,28 +83,80 @@ class Listener:
             finally:
                 conn.close()
 
-    def _connect(self) -> None:
-        self._conn = self._engine.connect()
-        quoted = self._engine.dialect.identifier_preparer.quote(self._channel)
-        self._conn.exec_driver_sql(f"LISTEN {quoted}")
+    def _connect(self) -> bool:
+        """Whether notifications arrive on the new connection."""
+        with self._deadlines.limit():
+            self._conn = self._engine.connect()
+            quoted = self._engine.dialect.identifier_preparer.quote(self._channel)
+            self._conn.exec_driver_sql(f"LISTEN {quoted}").close()
+        self._next_ping = time.monotonic() + PING_INTERVAL
+        with self._deadlines.limit(), self._engine.connect() as other:
+            arrives = self._arrives(other)
+        # What was enqueued while nobody listened.
+        self._wake()
+        self._hearing(arrives)
+        if not arrives:
+            self._say_deaf()
+            self.close()
+        elif self._deaf:
+            self._deaf = False
+            log.warning("listener: notifications arrive again")
+        return arrives
+
+    def _say_deaf(self) -> None:
+        if not self._deaf:
+            self._deaf = True
+            log.warning(
+                "listener: LISTEN works and no notification arrives, as behind a pooler in transaction mode; this "
+                "worker only polls. Give it a URL around the pooler, or wakeups=False"
+            )
+
+    def _ping(self) -> None:
+        """Whoever has ended the session, or its LISTEN, has not told."""
+        assert self._conn is not None
+        with self._deadlines.limit(self._conn):
+            arrived = self._arrives(self._conn)
+        if not arrived:
+            raise ConnectionError("a notification to itself did not arrive; it connects anew")
         self._next_ping = time.monotonic() + PING_INTERVAL
 
-    def _wait_for(self, fileno: int) -> list[object]:
-        # Not select.select, which ends at file number 1023.
-        with selectors.DefaultSelector() as selector:
-            for each in (fileno, self._stop_reader):
-                selector.register(each, selectors.EVENT_READ)
-            ready = selector.select(max(0.0, self._next_ping - time.monotonic()))
-        return [key.fileobj for key, _ in ready]
+    def _arrives(self, sender: Connection) -> bool:
+        """Whether a notification from `sender` arrives within the deadline; a stop ends the wait too."""
+        payload = PING + new_id()
+        sender.execute(_NOTIFY, {"channel": self._channel, "payload": payload}).close()
+        until = time.monotonic() + min(self._deadlines.seconds, PING_INTERVAL) / 2
+        while payload not in (heard := self._payloads()):
+            if any(not one.startswith(PING) for one in heard):
+                self._wake()
+            ready = self._wait(until)
+            if not ready or self._stop_reader in ready:
+                return bool(ready)
+        if any(not one.startswith(PING) for one in heard):
+            self._wake()
+        return True
 
-    def _notified(self, driver: Any) -> bool:
+    def _heard(self) -> bool:
+        return any(not payload.startswith(PING) for payload in self._payloads())
+
+    def _payloads(self) -> list[str]:
+        """Of the notifications that have arrived."""
+        driver: Any = self._driver
         try:
-            return bool(list(driver.notifies(timeout=0)))
+            return [notify.payload for notify in driver.notifies(timeout=0)]
         except self._engine.dialect.loaded_dbapi.Error as error:
             # A lost connection, and to the service no fault of the code.
             raise ConnectionError(first_line(error)) from error
 
-    def _ping(self) -> None:
+    @property
+    def _driver(self) -> Any:
         assert self._conn is not None
-        self._conn.exec_driver_sql("SELECT 1").close()
-        self._next_ping = time.monotonic() + PING_INTERVAL
+        return self._conn.connection.driver_connection
+
+    def _wait(self, until: float) -> list[object]:
+        """What is ready to be read by then: the connection, or the request to stop."""
+        # Not select.select, which ends at file number 1023.
+        with selectors.DefaultSelector() as selector:
+            for each in (self._driver.fileno(), self._stop_reader):
+                selector.register(each, selectors.EVENT_READ)
+            ready = selector.select(max(0.0, until - time.monotonic()))
+        return [key.fileobj for key, _ in ready]

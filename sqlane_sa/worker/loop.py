@@ -22,6 +22,7 @@ from sqlane_sa.worker.capacity import Capacity
 from sqlane_sa.worker.claims import Claims
 from sqlane_sa.worker.database import Database
 from sqlane_sa.worker.handlers import Handlers
+from sqlane_sa.worker.hints import Hints
 from sqlane_sa.worker.lanes import Lanes
 from sqlane_sa.worker.late import LateResults
 from sqlane_sa.worker.outcomes import Result, is_hopeless, is_locked, report, results_to_write, write, write_apart
@@ -65,6 +66,8 @@ class Loop:
         self._lease = lease
         self._poll_interval = poll_interval
         self._wakeups = wakeups
+        self._hints = Hints()
+        self._supposed = False
         self.claiming = True
         self.idle = threading.Event()
         self.settled = threading.Event()
@@ -74,7 +77,6 @@ class Loop:
         # When the last results were taken, and when the last looks for due jobs began: see `_rest`.
         self._ended = self._probed = self._looked_keyed = 0.0
         self._asleep_until = 0.0
-        self._hinted = False
         self._after_key = ""
 
     def run_once(self) -> float:
@@ -87,8 +89,12 @@ class Loop:
     def wake(self) -> None:
         """Look at once: there may be new jobs or free keys. A hint from the listener, and called by any thread."""
         # No more than a note: when to look is the loop's own, which may be about to set it from what it saw before.
-        self._hinted = True
-        self._jobs.wake.set()
+        if self._hints.note(time.monotonic()):
+            self._jobs.wake.set()
+
+    def rely_on_wakeups(self, arrive: bool) -> None:
+        """Whether to ask for them at all. Called by the listener, for what it has found out."""
+        self._wakeups = arrive
 
     def stop_claiming(self) -> None:
         """Start nothing more, and hand back what was not started yet. Called by any thread."""
@@ -105,6 +111,7 @@ class Loop:
         """Write and claim; whether anything was done. Results that could not be written wait for the next turn."""
         if not self.claiming:
             self.settled.set()
+        self._recall()
         self._hand_back()
         finished, timed_out = self._jobs.take_finished(), self._jobs.take_timed_out()
         before = time.monotonic()
@@ -123,22 +130,25 @@ class Loop:
         keyed = self._claim_keyed()
         self._start(keyed)
         self._write_late()
+        if self._supposed:
+            self._hints.followed(time.monotonic(), bool(claimed or apart or keyed))
         return bool(finished or claimed or apart or keyed)
 
     def _write_and_claim(self, finished: Sequence[Finished], timed_out: Sequence[RunningJob]) -> list[ClaimedJob]:
         results = results_to_write(finished)
-        supposed, self._hinted = self._hinted, False
+        now = time.monotonic()
+        self._supposed = supposed = self._hints.take(now)
         if supposed:
             self._probe_at = self._keyed_at = 0.0
-            self._lanes.suppose_due(time.monotonic())
+            self._lanes.suppose_due(now)
         shares = self._shares()
         # Also with work at hand: a backlog of one name must not hide the others. After a wake-up the claim comes first.
-        probing = self.claiming and self._probe_at <= time.monotonic() and not (supposed and shares)
-        signing_off = not self.claiming and self.asleep
+        probing = self.claiming and self._probe_at <= now and not (supposed and shares)
+        signing_off = self.asleep and not (self.claiming and self._wakeups)
         if not (results or timed_out or shares or probing or signing_off):
             return []
         try:
-            with self._database.transaction() as conn:
+            with self._claims.followed(), self._database.transaction() as conn:
                 changed = write(conn, self._queue, results) if results else []
                 if timed_out:
                     self._mark_timed_out(conn, timed_out)
@@ -157,6 +167,11 @@ class Loop:
         report(results, changed)
         self._after_write(results)
         return claimed
+
+    def _recall(self) -> None:
+        """Jobs of claims whose commit was never acknowledged, and which the database has as ours."""
+        if self._claims.in_doubt:
+            self._start([job for job in self._claims.recall() if (job.id, job.lock_token) not in self._jobs.held])
 
     def _go_apart(self, error: Exception, results: Sequence[Result]) -> None:
         """The turn failed for one of its rows: the results are written by themselves, and the next claims find it."""
@@ -315,7 +330,7 @@ class Loop:
     def _next_look(self, now: float) -> float:
         if not self.claiming or self._want() <= 0:
             return min(now + HAND_BACK_AFTER, self._late.at)
-        looks = [self._probe_at, self._late.at]
+        looks = [self._probe_at, self._late.at, self._hints.next_look(now)]
         if self._wakeups:
             looks.append(self._asleep_until - ASLEEP_SECONDS + ASLEEP_REFRESH)
         next_due = self._lanes.next_due(now)

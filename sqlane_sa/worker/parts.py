@@ -9,19 +9,24 @@ from collections.abc import Callable
 from functools import partial
 
 from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
 
 from sqlane_sa.queue import Queue
+from sqlane_sa.values.errors import SqlaneError
 from sqlane_sa.values.outcome import Released
 from sqlane_sa.worker.context import read_committed
-from sqlane_sa.worker.database import Database, HandlerEngine, own_engine
+from sqlane_sa.worker.database import Connector, HandlerEngine
+from sqlane_sa.worker.deadlines import Deadlines, deadline_for
+from sqlane_sa.worker.driver import can_listen
 from sqlane_sa.worker.execution import Execution
 from sqlane_sa.worker.handlers import Handlers
 from sqlane_sa.worker.heartbeat import Heartbeat
 from sqlane_sa.worker.listener import Listener
 from sqlane_sa.worker.loop import Loop
 from sqlane_sa.worker.options import Options
+from sqlane_sa.worker.readiness import is_unreachable
 from sqlane_sa.worker.running import SHUTDOWN, RunningJobs
-from sqlane_sa.worker.service import Service
+from sqlane_sa.worker.service import Service, first_line
 from sqlane_sa.worker.sweeper import Sweeper
 from sqlane_sa.worker.timer import Timer
 
@@ -37,20 +42,31 @@ class Parts:
     """The threads of one run of a worker, and the order in which they start and end."""
 
     def __init__(self, engine: Engine, queue: Queue, options: Options, give_up: Callable[[str], None]) -> None:
-        own = own_engine(engine)
         self._options = options
-        self._handler_engine = HandlerEngine(engine, options.concurrency)
+        self._give_up = give_up
+        self._lock = threading.Lock()
+        self._state = "new"
+        self._ended = True
+        self._starter: Service | None = None
+        self._deadlines = deadlines = Deadlines(deadline_for(options.lease))
+        self._connector = connector = Connector(engine, deadlines)
+        self._handler_engine = HandlerEngine(engine, connector, options.concurrency)
         self.jobs = RunningJobs()
         self.timer = Timer(self.jobs, options.concurrency, give_up if options.exit_when_stuck else None)
         self.handlers = Handlers(
-            Execution(queue, partial(read_committed, self._handler_engine), own.begin),
+            Execution(
+                queue,
+                partial(read_committed, self._handler_engine, deadlines),
+                connector.engine().begin,
+                deadlines,
+            ),
             self.jobs,
             options.concurrency,
             self.timer.watch,
         )
-        databases = [Database(own) for _ in range(3)]
+        databases = [connector.database() for _ in range(3)]
         self.heartbeat = Heartbeat(databases[0], queue.tables, self.jobs, options.lease)
-        wakeups = options.wakeups and Listener.is_supported(engine)
+        wakeups = options.wakeups and can_listen(engine)
         if options.wakeups and not wakeups:
             log.warning("wake-ups need the psycopg driver; %s only polls", engine.dialect.driver)
         self.loop = Loop(
@@ -71,8 +87,11 @@ class Parts:
             lease=options.lease,
             stall_delay=options.stall_delay,
         )
-        self.listener = Listener(engine, queue.tables, self.loop.wake) if wakeups else None
+        self.listener = (
+            Listener(connector, deadlines, queue.tables, self.loop.wake, self.loop.rely_on_wakeups) if wakeups else None
+        )
         self.services = [
+            Service("deadlines", deadlines.run_once, _nothing, give_up),
             Service("timer", self.timer.run_once, _nothing, give_up),
             Service("heartbeat", self.heartbeat.run_once, databases[0].close, give_up),
             Service("sweeper", self.sweeper.run_once, databases[2].close, give_up),
@@ -82,10 +101,40 @@ class Parts:
             self.services.insert(1, Service("listener", self.listener.run_once, self.listener.close, give_up))
 
     def start(self) -> None:
-        for service in self.services:
-            service.start()
+        with self._lock:
+            if self._state == "new":
+                self._state = "started"
+                for service in self.services:
+                    service.start()
+
+    def start_later(self, check: Callable[[], None], problem: DBAPIError) -> None:
+        """Start once `check` passes; `problem` is why it does not now."""
+
+        def try_to_start() -> float:
+            try:
+                check()
+            except SqlaneError as error:
+                self._give_up(str(error))
+            except DBAPIError as error:
+                if is_unreachable(error):
+                    raise
+                self._give_up(first_line(error))
+            else:
+                self.start()
+            starter.stop()
+            return 0.0
+
+        self._starter = starter = Service("database", try_to_start, _nothing, self._give_up)
+        starter.start(after=problem)
 
     def shut_down(self, patience: float, hurry: threading.Event) -> None:
+        with self._lock:
+            started, self._state = self._state == "started", "ended"
+        if not started:
+            if self._starter is not None:
+                self._starter.stop()
+            self._close()
+            return
         self.loop.stop_claiming()
         self._wait_until(lambda: self.loop.settled.is_set() and not self.jobs, patience, hurry)
         if self.jobs:
@@ -121,11 +170,17 @@ class Parts:
             self.listener.stop()
         self.timer.wake.set()
         self.jobs.wake.set()
+        self._deadlines.stop()
         ended = [service.join(1.0) for service in self.services]
-        if self.listener and all(ended):
+        self._ended = all(ended)
+        self._close()
+
+    def _close(self) -> None:
+        if self.listener and self._ended:
             self.listener.release()
         self._handler_engine.dispose()
+        self._connector.close()
 
 
 def _nothing() -> None:
-    """The timer holds nothing that an error could leave behind."""
+    """Timer and deadlines hold nothing that an error could leave behind."""

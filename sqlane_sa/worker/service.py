@@ -55,9 +55,13 @@ class Service:
         self._wake = threading.Event()
         self._outage = Outage(name)
         self._crashes = 0
+        self._first_pause = 0.0
         self._thread = threading.Thread(target=self._run, name=f"sqlane-{name}", daemon=True)
 
-    def start(self) -> None:
+    def start(self, after: Exception | None = None) -> None:
+        """Start the thread; `after` an error with which its duty has failed already, it begins by backing off."""
+        if after is not None:
+            self._first_pause = self._failed(after)
         self._thread.start()
 
     def stop(self) -> None:
@@ -73,6 +77,7 @@ class Service:
 
     def _run(self) -> None:
         try:
+            self._wake.wait(self._first_pause)
             while not self._stop.is_set():
                 self._wake.clear()
                 pause = self._round()

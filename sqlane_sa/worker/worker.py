@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -17,6 +18,7 @@ from sqlane_sa.queue import Queue
 from sqlane_sa.values.errors import HandleError, WorkerError
 from sqlane_sa.worker.options import Options
 from sqlane_sa.worker.parts import Parts
+from sqlane_sa.worker.readiness import check_schema, is_unreachable
 from sqlane_sa.worker.signals import stop_signals
 
 log = logging.getLogger("sqlane_sa.worker")
@@ -104,15 +106,28 @@ class Worker:
                 self.stop()
 
     def start(self) -> Self:
-        """Start the threads and return. Raises `SchemaError` before anything is started."""
+        """Start the threads and return. Raises `SchemaError` before anything is started; a database that cannot be
+        reached is waited for in the background, and what is wrong with its tables then ends the worker."""
+        return self._start(patient=True)
+
+    def _start(self, patient: bool) -> Self:
         if self._parts is not None:
             raise WorkerError("this worker is running already; make another Worker to run two")
         self._failure = None
-        # On the application's engine: its first connection makes the dialect ready, for one thread at a time. Engines
-        # of our own share the dialect, and would not wait for each other.
-        _check_schema_twice(self._engine, self.queue)
+        problem: DBAPIError | None = None
+        try:
+            # On the application's engine: its first connection makes the dialect ready, for one thread at a time.
+            # Engines of our own share the dialect, and would not wait for each other.
+            check_schema(self._engine, self.queue)
+        except DBAPIError as error:
+            if not (patient and is_unreachable(error)):
+                raise
+            problem = error
         parts = Parts(self._engine, self.queue, self._options, self.give_up)
-        parts.start()
+        if problem is None:
+            parts.start()
+        else:
+            parts.start_later(partial(check_schema, self._engine, self.queue), problem)
         self._parts = parts
         log.info("worker %s started: %s", self.worker_id, ", ".join(self._options.names))
         return self
@@ -138,9 +153,12 @@ class Worker:
             raise WorkerError(self._failure)
 
     def run_until_idle(self) -> None:
-        """Work until nothing is due that can start and nothing runs here, then stop. For scripts and tests."""
+        """Work until nothing is due that can start and nothing runs here, then stop. For scripts and tests.
+
+        Raises at once when the database cannot be reached.
+        """
         with self._until_stopped(), stop_signals(self._stopping.set, self._hurry.set):
-            self.start()
+            self._start(patient=False)
             try:
                 assert self._parts is not None
                 while not self._stopping.is_set() and not self._parts.loop.idle.wait(0.05):
@@ -170,20 +188,3 @@ class Worker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-
-def _check_schema_twice(engine: Engine, queue: Queue) -> None:
-    """A connection that broke while it was idle in the application's pool takes the whole pool with it."""
-    try:
-        check_schema(engine, queue)
-    except DBAPIError as error:
-        if not error.connection_invalidated:
-            raise
-        check_schema(engine, queue)
-
-
-def check_schema(engine: Engine, queue: Queue) -> None:
-    """Raises `SchemaError` in one sentence when the tables are behind or ahead. Workers never do DDL."""
-    from sqlane_sa import migrations  # loads alembic, which `import sqlane_sa` must not
-
-    migrations.check(engine, queue)

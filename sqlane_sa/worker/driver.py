@@ -1,0 +1,51 @@
+"""What SQLAlchemy has no word for and drivers do differently: sockets, how long to try, and LISTEN."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from sqlalchemy import Engine
+
+_LIBPQ = ("psycopg", "psycopg2")
+
+KEEPALIVE_IDLE = 10
+KEEPALIVE_INTERVAL = 5
+KEEPALIVE_COUNT = 3
+"""Seconds of silence until the first probe, seconds between probes, and how many may stay unanswered."""
+
+
+def can_listen(engine: Engine) -> bool:
+    """Whether notifications can be waited for on a connection's socket."""
+    return engine.dialect.driver == "psycopg"
+
+
+def connect_options(driver: str, given: dict[str, Any], deadline: float) -> dict[str, Any]:
+    """What to connect with beside `given`, so that a peer that is gone without a word is found within `deadline`
+    seconds and a few probes. What the application chose itself stays, also by PGCONNECT_TIMEOUT.
+
+    libpq's own defaults wait over a minute for a connection, and over two hours for a reply.
+    """
+    if driver not in _LIBPQ:
+        return {}
+    ours: dict[str, Any] = {
+        "connect_timeout": max(2, round(deadline)),
+        "keepalives": 1,
+        "keepalives_idle": KEEPALIVE_IDLE,
+        "keepalives_interval": KEEPALIVE_INTERVAL,
+        "keepalives_count": KEEPALIVE_COUNT,
+        "tcp_user_timeout": round(deadline * 1000),
+    }
+    if "PGCONNECT_TIMEOUT" in os.environ:
+        del ours["connect_timeout"]
+    return {name: value for name, value in ours.items() if name not in given}
+
+
+def file_number(driver_connection: Any) -> int | None:
+    """Of the connection's socket; None where the driver does not tell, or the connection is closed."""
+    try:
+        if hasattr(driver_connection, "fileno"):
+            return int(driver_connection.fileno())
+        return int(driver_connection._usock.fileno())  # pg8000
+    except Exception:  # each driver has errors of its own for a closed connection
+        return None
