@@ -21,7 +21,7 @@ class Count(NamedTuple):
 
 LOST = Count(
     "lost",
-    "committed, and neither ended nor eligible",
+    "committed; neither ended nor eligible",
     """
 SELECT p.id FROM produced AS p LEFT JOIN sqlane_jobs AS j ON j.id = p.id WHERE p.outcome = 'ack' AND j.id IS NULL
 UNION ALL
@@ -42,7 +42,7 @@ LEFT = Count(
 # A running job may be stuck without being past its lease, and is counted as left undone then.
 STUCK = Count(
     "stuck",
-    "running long past its lease, at rest",
+    "past its lease by two sweeps, at rest",
     """
 SELECT id FROM sqlane_jobs WHERE status = 'running'
 AND locked_until < clock_timestamp() - 2 * CAST(:sweep AS float) * interval '1 second'""",
@@ -59,7 +59,7 @@ AND NOT EXISTS (SELECT FROM children AS c WHERE c.child_id = j.id)""",
 
 RECOVERED = Count(
     "recovered",
-    "there, though its commit was never acknowledged",
+    "there; its commit was not acknowledged",
     "SELECT j.id FROM produced AS p JOIN sqlane_jobs AS j ON j.id = p.id WHERE p.outcome = 'unknown'",
     allowed=True,
 )
@@ -68,7 +68,7 @@ RECOVERED = Count(
 # among them.
 STARTS = Count(
     "unexplained starts",
-    "more than 1 + retries + stalls + releases",
+    "beyond retries, stalls and releases",
     """
 SELECT j.id, s.starts, j.attempts + j.stalls + coalesce(r.releases, 0) AS explained
 FROM (SELECT job_id, count(*) AS starts FROM notes WHERE event = 'start' GROUP BY job_id) AS s
@@ -99,7 +99,7 @@ WHERE r.end_event = 'complete' AND NOT EXISTS (
 # By the numbers of the moves: the row of the key in `mutexes` lets one transaction after the other have them.
 OVERLAPS = Count(
     "overlaps per key",
-    "claimed while the key was held, or lingered",
+    "claimed while the key was held",
     """
 SELECT key, job_id, n FROM (
     SELECT k.key, r.job_id, r.n, max(coalesce(r.end_n, 9223372036854775807)) OVER (
@@ -138,8 +138,8 @@ WHERE started_at < others_end""",
 )
 
 FENCED = Count(
-    "fenced handlers beside others",
-    "woke up too late; what they wrote was refused",
+    "handlers fenced off",
+    "too late; what they wrote was refused",
     _HANDLED
     + """
 SELECT a.key, a.job_id FROM handled AS a WHERE a.fenced AND EXISTS (
@@ -152,7 +152,7 @@ SELECT a.key, a.job_id FROM handled AS a WHERE a.fenced AND EXISTS (
 # late in its lines, which is documented.
 INVERSIONS = Count(
     "order inversions per key",
-    "claimed before an older one, due and visible",
+    "before an older one, due and visible",
     """
 WITH line AS (
     SELECT k.key, w.* FROM waits AS w JOIN sqlane_jobs AS j ON j.id = w.job_id CROSS JOIN unnest(j.mutex_keys) AS k(key)
@@ -188,7 +188,7 @@ LEFT JOIN sqlane_jobs AS f ON f.id = r.failed_id AND f.status = 'failed' WHERE j
 
 EFFECTS = Count(
     "effects not exactly once",
-    "of completed transactional jobs",
+    "of transactional jobs",
     """
 WITH done AS (
     SELECT job_id, 'effect' AS kind FROM effects UNION ALL SELECT parent_id, 'parent' FROM children
@@ -206,7 +206,7 @@ WHERE a.balance IS DISTINCT FROM e.entries""",
 
 LEFTOVERS = Count(
     "rows left over",
-    "holds, places in line, payloads without their job",
+    "holds, lines, payloads without a job",
     """
 SELECT 'mutexes', m.mutex_key FROM sqlane_mutexes AS m WHERE (m.held_until IS NULL AND NOT EXISTS (
     SELECT FROM sqlane_jobs AS j WHERE j.id = m.job_id AND j.status = 'running' AND j.lock_token = m.lock_token))

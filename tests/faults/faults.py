@@ -139,7 +139,7 @@ BACKENDS = "FROM pg_stat_activity WHERE usename = :role AND pid <> pg_backend_pi
 def terminate_backends(world: World, chance: random.Random) -> Steps:
     for _ in range(chance.randint(1, 12)):
         one = f"SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid {BACKENDS} ORDER BY random() LIMIT :n) AS s"
-        world.scalar(one, role=ROLE, n=chance.choice((1, 1, 3)))
+        world.execute(one, role=ROLE, n=chance.choice((1, 1, 3)))
         yield chance.uniform(0.05, 0.5)
 
 
@@ -182,22 +182,22 @@ def _transaction(conn: sa.Connection, mode: str = "") -> Iterator[None]:
 @fault(DATABASES, "read-only", 1)
 def read_only(world: World, chance: random.Random) -> Steps:
     """As after a failover to a standby: new sessions cannot write."""
-    world.scalar(f"ALTER DATABASE {DATABASE} SET default_transaction_read_only = on")
+    world.execute(f"ALTER DATABASE {DATABASE} SET default_transaction_read_only = on")
     try:
-        world.scalar(f"SELECT count(pg_terminate_backend(pid)) {BACKENDS}", role=ROLE)
+        world.execute(f"SELECT count(pg_terminate_backend(pid)) {BACKENDS}", role=ROLE)
         yield chance.uniform(1, 5)
     finally:
-        world.scalar(f"ALTER DATABASE {DATABASE} RESET default_transaction_read_only")
+        world.execute(f"ALTER DATABASE {DATABASE} RESET default_transaction_read_only")
 
 
 @fault(DATABASES, "connection limit", 1)
 def limit_connections(world: World, chance: random.Random) -> Steps:
-    world.scalar(f"ALTER ROLE {ROLE} CONNECTION LIMIT {chance.choice((0, 2, 5))}")
+    world.execute(f"ALTER ROLE {ROLE} CONNECTION LIMIT {chance.choice((0, 2, 5))}")
     try:
-        world.scalar(f"SELECT count(pg_terminate_backend(pid)) {BACKENDS}", role=ROLE)
+        world.execute(f"SELECT count(pg_terminate_backend(pid)) {BACKENDS}", role=ROLE)
         yield chance.uniform(1, 5)
     finally:
-        world.scalar(f"ALTER ROLE {ROLE} CONNECTION LIMIT -1")
+        world.execute(f"ALTER ROLE {ROLE} CONNECTION LIMIT -1")
 
 
 @fault(DATABASES, "connections cut", 1)
@@ -246,22 +246,28 @@ def lose_wakeup(world: World, chance: random.Random) -> Steps:
     """A quiet time, and one job that comes without a notification, like one of a restored backup: polling finds it."""
     world.pause(LOST_WAKEUP)
     try:
-        for _ in range(30):
-            yield 0.5
-            if not world.scalar("SELECT EXISTS (SELECT FROM sqlane_jobs WHERE status IN ('pending', 'running'))"):
-                break
-        else:
-            return
-        yield 1.0  # for the workers to have fallen asleep
-        id_ = new_id()
-        world.scalar(UNTOLD, id=id_)
-        deadline = time.monotonic() + LOST_WAKEUP_WAIT
-        while world.scalar("SELECT status FROM sqlane_jobs WHERE id = :id", id=id_) == "pending":
-            if time.monotonic() > deadline:
+        for _ in range(60):
+            if not world.scalar(UNFINISHED):
+                yield from find_untold(world)
                 return
-            yield 0.1
+            yield 0.5
     finally:
         world.resume(LOST_WAKEUP)
+
+
+UNFINISHED = "SELECT EXISTS (SELECT FROM sqlane_jobs WHERE status IN ('pending', 'running'))"
+
+
+def find_untold(world: World) -> Steps:
+    """Nothing is left to do, and one job comes of which nobody is told."""
+    yield 1.0  # for the workers to have fallen asleep
+    id_ = new_id()
+    world.execute(UNTOLD, id=id_)
+    deadline = time.monotonic() + LOST_WAKEUP_WAIT
+    while world.scalar("SELECT status FROM sqlane_jobs WHERE id = :id", id=id_) == "pending":
+        if time.monotonic() > deadline:
+            return
+        yield 0.1
 
 
 UNTOLD = """

@@ -1,4 +1,4 @@
-"""A producer of a chaos run: `python -m tests.faults.producers URL FOLDER NAME SEED JOBS SECONDS`.
+"""A producer of a chaos run: `python -m tests.faults.producers URL FOLDER NAME SEED RATE`, in jobs a second.
 
 Threads that enqueue in every way there is. Each batch is written down before its COMMIT is sent, and again when the
 outcome is known: "ack" (committed), "abort" (rolled back, or never sent), else unknown. It stops while FOLDER/pause
@@ -62,11 +62,11 @@ class Book:
 
 
 class Pace:
-    """So many jobs in so many seconds, evenly; what was missed in an outage is made up for."""
+    """So many jobs a second; what was missed in an outage is made up for."""
 
-    def __init__(self, folder: Path, jobs: int, seconds: float) -> None:
+    def __init__(self, folder: Path, rate: float) -> None:
         self._pause, self._stop = folder / "pause", folder / "stop"
-        self._rate = jobs / seconds
+        self._rate = rate
         self._start = time.monotonic()
         self._taken = 0
         self._lock = threading.Lock()
@@ -228,11 +228,11 @@ def read_books(folder: Path) -> dict[str, str]:
     return outcomes
 
 
-def main(url: str, folder: Path, name: str, seed: int, jobs: int, seconds: float) -> None:
+def main(url: str, folder: Path, name: str, seed: int, rate: float) -> None:
     logging.basicConfig(level=logging.WARNING)
-    producer = Producer(url, name, Book(folder / f"book-{name}.jsonl"), Pace(folder, jobs, seconds), seed)
+    producer = Producer(url, name, Book(folder / f"book-{name}.jsonl"), Pace(folder, rate), seed)
     producer.run()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5]), float(sys.argv[6]))
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]), float(sys.argv[5]))

@@ -18,7 +18,7 @@ ALLOWED = Text("·", style="dim")
 
 
 def print_report(plan: Plan, verdict: Verdict, seconds: float, console: Console | None = None) -> None:
-    console = console or Console(highlight=False, soft_wrap=False)
+    console = console or Console(highlight=False)
     figures = verdict.figures
     bug = f", with the bug [bold]{plan.bug}[/]" if plan.bug else ""
     console.print(

@@ -137,8 +137,10 @@ def load(conn: sa.Connection, outcomes: dict[str, str], windows: Iterable[Window
         conn.execute(window, rows)
 
 
-def judge(conn: sa.Connection, times: Times, outages: Sequence[Window] = ()) -> Verdict:
-    """At rest. `outages` are the faults in which nobody can be asked to go on."""
+def judge(
+    conn: sa.Connection, times: Times, outages: Sequence[Window] = (), disturbances: Sequence[Window] = ()
+) -> Verdict:
+    """At rest. In `outages` no worker can be asked to go on; in `disturbances` some cannot, and may hold locks."""
     conn.exec_driver_sql(PREPARE)
     figures = {name: conn.exec_driver_sql(sql).scalar_one() for name, sql in FIGURES.items()}
     counts = [_counted(conn, *count, times=times) for count in COUNTS]
@@ -147,7 +149,7 @@ def judge(conn: sa.Connection, times: Times, outages: Sequence[Window] = ()) -> 
         after.setdefault(kind, []).append(float(seconds))
     recoveries = [
         _longest(conn, "idle with due jobs", IDLE, times.bound, outages),
-        _longest(conn, "stalled past the lease", TAKEN_BACK, times.sweep * 1.1 + times.poll + 1.0 + GRACE, outages),
+        _longest(conn, "stalled past the lease", TAKEN_BACK, times.bound - times.lease, disturbances),
     ]
     return Verdict(figures, counts, recoveries, after)
 

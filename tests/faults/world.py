@@ -163,13 +163,10 @@ class Producers(Crew):
         super().__init__("producer", 1, history, folder)
         self._plan = plan
         self._url = url
-        self._end = time.monotonic() + plan.seconds
-        self._rate = plan.jobs / plan.seconds
 
     def arguments(self, name: str) -> list[str]:
-        left = max(1.0, self._end - time.monotonic())
-        seed, jobs = str(self._plan.seed * 1000 + self._count), str(int(self._rate * left) + 1)
-        return ["tests.faults.producers", self._url, str(self._folder), name, seed, jobs, str(left)]
+        seed, rate = str(self._plan.seed * 1000 + self._count), str(self._plan.jobs / self._plan.seconds)
+        return ["tests.faults.producers", self._url, str(self._folder), name, seed, rate]
 
 
 class World:
@@ -200,6 +197,10 @@ class World:
     def scalar(self, sql: str, **parameters: Any) -> Any:
         with self.admin.connect() as conn:
             return conn.execute(sa.text(sql), parameters).scalar()
+
+    def execute(self, sql: str, **parameters: Any) -> None:
+        with self.admin.connect() as conn:
+            conn.execute(sa.text(sql), parameters)
 
     def column(self, sql: str) -> list[Any]:
         with self.admin.connect() as conn:
