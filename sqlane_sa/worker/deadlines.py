@@ -29,7 +29,7 @@ SHORTEST = 5.0
 LONGEST = 30.0
 STARVED = 0.5
 READING = 1.0
-"""Seconds for this process to read a reply that has arrived."""
+"""Seconds for this process to read what has arrived."""
 
 
 def deadline_for(lease: float) -> float:
@@ -131,7 +131,7 @@ class Deadlines:
             for call in self._calls:
                 if now - planned > STARVED:
                     # A handler held the interpreter, or the machine slept: the callers could not look either.
-                    call.until += now - planned
+                    call.until += now - planned + READING
                 if call.until > now:
                     continue
                 if call.replied():

@@ -292,9 +292,13 @@ class Loop:
         starting = [RunningJob(job, definitions[job.name], now, self._lease) for job in claimed]
         for job in starting:
             self._jobs.add(job)
-        self._handlers.submit(starting)
+        if self.claiming:
+            self._handlers.submit(starting)
+        else:  # the stop came while the claim was on its way
+            for job in starting:
+                self._jobs.finish(job, Released(None))
         if not self.claiming:
-            self._hand_back()  # the stop came while the claim was on its way
+            self._hand_back()  # and this one while they were handed over
 
     def _hand_back(self) -> None:
         """Jobs that wait for a slot longer than expected belong to whoever has one. They keep their time."""

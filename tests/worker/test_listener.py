@@ -1,0 +1,147 @@
+"""The listener trusts a connection only while notifications arrive on it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from sqlane_sa import Job, Queue
+from sqlane_sa.worker import listener
+from sqlane_sa.worker.hints import FIRST_PAUSE, LAST_PAUSE, Hints
+from tests.support import wait_until
+
+Read = Callable[[str], Job]
+Sql = Callable[..., list[Any]]
+
+ASLEEP = "SELECT count(*) FROM sqlane_sleepers"
+
+
+@contextmanager
+def after(statement: str, then: str, times: int, skip: int = 0) -> Iterator[list[str]]:
+    """Run `then` on the same connection after the first statements that begin so, on whatever engine."""
+    done: list[str] = []
+
+    def follow(conn: Any, cursor: Any, sql: str, *_: Any) -> None:
+        if sql.startswith(statement) and len(done) < skip + times:
+            done.append(sql)
+            if len(done) > skip:
+                cursor.execute(then)
+
+    sa.event.listen(sa.Engine, "after_cursor_execute", follow)
+    try:
+        yield done
+    finally:
+        sa.event.remove(sa.Engine, "after_cursor_execute", follow)
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_connection_on_which_nothing_arrives_is_found_at_the_start(
+    queue: Queue, work: Any, enqueue: Any, job: Read, sql: Sql, caplog: pytest.LogCaptureFixture
+) -> None:
+    """B31: as behind a pooler in transaction mode. The worker polls, and asks nobody for wake-ups in vain."""
+    queue.job("quick")(lambda payload: None)
+    with after("LISTEN", "UNLISTEN *", times=100):
+        worker = work()
+        wait_until(lambda: warnings(caplog))
+        id_ = enqueue("quick")
+        wait_until(lambda: job(id_).status == "completed")
+        wait_until(lambda: sql(ASLEEP) == [(0,)] and not worker._parts.loop.asleep)
+    (warning,) = warnings(caplog)
+    assert "no notification arrives" in warning and "pooler" in warning and "only polls" in warning
+
+
+def test_a_deaf_worker_tries_again_and_says_when_it_hears(
+    queue: Queue, work: Any, sql: Sql, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(listener, "DEAF_PAUSE", 0.05)
+    queue.job("quick")(lambda payload: None)
+    with after("LISTEN", "UNLISTEN *", times=2):
+        work()
+        wait_until(lambda: "listener: notifications arrive again" in warnings(caplog))
+    assert len(warnings(caplog)) == 2
+    wait_until(lambda: sql(ASLEEP) == [(1,)])
+
+
+def test_a_session_that_listens_no_more_is_found_by_a_ping(
+    queue: Queue, work: Any, enqueue: Any, job: Read, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After the connection's own test; the next ping misses itself, and the worker connects anew."""
+    monkeypatch.setattr(listener, "PING_INTERVAL", 0.4)
+    queue.job("quick")(lambda payload: None)
+    with after("SELECT pg_notify", "UNLISTEN *", times=1, skip=2):
+        work(poll_interval=3600)
+        wait_until(lambda: any("did not arrive" in warning for warning in warnings(caplog)))
+    wait_until(lambda: any("works again" in warning for warning in warnings(caplog)))
+    id_ = enqueue("quick")
+    wait_until(lambda: job(id_).status == "completed")
+
+
+def test_pings_wake_nobody(queue: Queue, work: Any, sql: Sql, engine: sa.Engine) -> None:
+    queue.job("quick")(lambda payload: None)
+    worker = work(poll_interval=3600)
+    wait_until(worker._parts.loop.idle.is_set)
+    woken: list[None] = []
+    worker._parts.listener._wake = lambda: woken.append(None)
+    channel = queue.tables.channel
+    sql("SELECT pg_notify(:channel, 'ping:x')", channel=channel)
+    sql("SELECT pg_notify(:channel, '')", channel=channel)
+    wait_until(lambda: woken)
+    assert len(woken) == 1
+
+
+@pytest.mark.slow
+def test_forged_notifications_cost_a_bounded_number_of_looks(
+    queue: Queue, engine: sa.Engine, work: Any, enqueue: Any, job: Read
+) -> None:
+    """Ten thousand, in transactions of ten: a look for each would be a thousand."""
+    queue.job("quick")(lambda payload: None)
+    worker = work(poll_interval=3600)
+    wait_until(worker._parts.loop.idle.is_set)
+    looks: list[None] = []
+    heard: list[None] = []
+    wake = worker._parts.listener._wake
+    worker._parts.listener._wake = lambda: (heard.append(None), wake())
+    turn = worker._parts.loop._probe
+    worker._parts.loop._probe = lambda conn: (looks.append(None), turn(conn))
+    autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
+    with autocommit.connect() as conn:
+        for _ in range(1000):
+            conn.execute(
+                sa.text("SELECT pg_notify(:channel, 'forged' || n) FROM generate_series(1, 10) AS n"),
+                {"channel": queue.tables.channel},
+            ).close()
+    id_ = enqueue("quick")
+    wait_until(lambda: job(id_).status == "completed")
+    assert len(heard) > 3 * len(looks) > 0
+
+
+def test_hints_are_followed_at_once_while_they_lead_to_jobs() -> None:
+    hints = Hints()
+    for now in range(100):
+        assert hints.note(now) and hints.take(now)
+        hints.followed(now, found=True)
+        assert not hints.take(now)
+
+
+def test_hints_that_lead_to_nothing_wait_twice_as_long_each_time() -> None:
+    hints = Hints()
+    now, looks = 0.0, []
+    while now < 10:
+        hints.note(now)
+        if hints.take(now):
+            looks.append(now)
+            hints.followed(now, found=False)
+            assert hints.next_look(now) > now
+        now += 0.0005
+    assert len(looks) < 10 / LAST_PAUSE + 10
+    assert looks[1] - looks[0] < FIRST_PAUSE + 0.001
+    hints.followed(now, found=True)
+    assert hints.note(now) and hints.take(now)

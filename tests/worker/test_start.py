@@ -1,0 +1,104 @@
+"""The start of a worker whose database is not there yet."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+import pytest
+import sqlalchemy as sa
+
+from sqlane_sa import Queue, Worker, WorkerError, migrations
+from sqlane_sa.demo.server import Server
+from tests.support import wait_until
+from tests.worker.conftest import SHORT
+
+Make = Callable[..., Worker]
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[Server]:
+    """Stopped at the start of each test that wants it so."""
+    with Server(fsync=False, tcp=True) as server:
+        yield server
+
+
+@pytest.fixture
+def far(own_server: Server) -> Iterator[sa.Engine]:
+    own_server.start()
+    engine = sa.create_engine(own_server.url(tcp=True), poolclass=sa.NullPool)
+    yield engine
+    own_server.start()
+    migrations.revert(engine, Queue())
+
+
+@pytest.fixture
+def make(far: sa.Engine, queue: Queue) -> Iterator[Make]:
+    queue.job("quick")(lambda payload: None)
+    made: list[Worker] = []
+
+    def make_one(engine: sa.Engine | None = None) -> Worker:
+        made.append(Worker(engine or far, queue, **SHORT))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make_one
+    for worker in made:
+        if not worker.failure:
+            worker.stop()
+
+
+def test_a_worker_that_starts_before_its_database_waits_for_it(
+    own_server: Server, far: sa.Engine, queue: Queue, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """B32: with one warning for the outage, and what was enqueued before it saw the database runs."""
+    migrations.apply(far, queue)
+    own_server.stop()
+    worker = make().start()
+    own_server.start()
+    with far.begin() as conn:
+        id_ = queue.enqueue(conn, "quick").id
+
+    def status() -> str:
+        with far.connect() as conn:
+            job = queue.get(conn, id_)
+            assert job is not None
+            return job.status
+
+    wait_until(lambda: status() == "completed")
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == 2, warnings
+    assert warnings[0].startswith("database: OperationalError") and "refused" in warnings[0]
+    assert warnings[1].startswith("database: works again after")
+    worker.stop()
+
+
+def test_tables_that_are_missing_then_end_the_worker(own_server: Server, far: sa.Engine, make: Make) -> None:
+    own_server.stop()
+    worker = make().start()
+    own_server.start()
+    wait_until(lambda: worker.failure)
+    with pytest.raises(WorkerError, match="sqlane migrate"):
+        worker.stop()
+
+
+def test_a_worker_that_waits_can_be_stopped(own_server: Server, far: sa.Engine, queue: Queue, make: Make) -> None:
+    migrations.apply(far, queue)
+    own_server.stop()
+    worker = make().start()
+    worker.stop()
+    own_server.start()
+    assert not far.dialect.dispatch.do_connect
+    assert worker._parts is None
+    worker.start().stop()
+
+
+def test_what_is_refused_is_no_outage(far: sa.Engine, make: Make) -> None:
+    missing = sa.create_engine(far.url.set(database="missing"), poolclass=sa.NullPool)
+    with pytest.raises(sa.exc.OperationalError, match='database "missing" does not exist'):
+        make(missing).start()
+
+
+def test_run_until_idle_waits_for_no_database(own_server: Server, far: sa.Engine, make: Make) -> None:
+    own_server.stop()
+    with pytest.raises(sa.exc.OperationalError, match="refused"):
+        make().run_until_idle()
