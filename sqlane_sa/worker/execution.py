@@ -22,6 +22,7 @@ from sqlane_sa.values.outcome import Completed, Discard, Failed, Outcome, Releas
 from sqlane_sa.values.payload import decode
 from sqlane_sa.worker.context import JobContext, Transaction, only_ours
 from sqlane_sa.worker.deadlines import Deadlines
+from sqlane_sa.worker.fork import children_end_here
 from sqlane_sa.worker.running import LEASE_LOST, SHUTDOWN, TIMEOUT, RunningJob
 from sqlane_sa.worker.service import first_line
 
@@ -72,7 +73,8 @@ class Execution:
             return _not_started(job)
         try:
             payload = self._payload(job, job.claimed.payload_text or await asyncio.to_thread(self._text, job))
-            await self._call(job, payload, JobContext(job, self._queue, self._transaction, self._deadlines))
+            with children_end_here():
+                await self._call(job, payload, JobContext(job, self._queue, self._transaction, self._deadlines))
         except BaseException as error:
             return self._settle(job, error)
         return self._settle(job, None)
@@ -100,7 +102,8 @@ class Execution:
         return handler(payload, context) if job.definition.wants_context else handler(payload)
 
     def _call_def(self, job: RunningJob, payload: Any, context: JobContext) -> None:
-        result = self._call(job, payload, context)
+        with children_end_here():
+            result = self._call(job, payload, context)
         if result is not None and inspect.iscoroutine(result):
             result.close()
             raise TypeError("the handler returned a coroutine; define it with async def")
