@@ -38,7 +38,8 @@ SELECT job_id, run_at, coalesce(committed_at, pg_xact_commit_timestamp(xid), at)
 FROM (SELECT m.*, lead(n) OVER job AS claim_n, lead(at) OVER job AS claim_at, lead(begun_at) OVER job AS claim_begun_at
       FROM moves AS m WHERE event <> 'renew' WINDOW job AS (PARTITION BY job_id ORDER BY n)) AS m
 WHERE event IN ('insert', 'retry', 'release', 'stall');
-ANALYZE;
+ANALYZE moves, notes, lingers, runs, waits, produced, children, effects, reactions;
+ANALYZE sqlane_jobs, sqlane_payloads;
 """
 
 # A plain job was due and visible, and in all that time no worker claimed anything.
