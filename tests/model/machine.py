@@ -1,7 +1,7 @@
 """The state machine: any sequence of operations of any number of workers, each compared with the model.
 
-A sequence is one transaction that is rolled back. Workers are their lock tokens: all that were ever given out are kept,
-and a step may write under any of them. Time passes by moving the times of all rows into the past.
+A sequence is one transaction, which leaves nothing behind. Workers are their lock tokens: all that were ever given out
+are kept, and a step may write under any of them. Time passes by moving the times of all rows into the past.
 """
 
 from __future__ import annotations
@@ -26,9 +26,22 @@ from tests.model.reference import Builder, Model
 from tests.model.rows import MS, TIMES, Lock, Soon
 
 STEPS = 30
+MAX_LEASE = 2
+"""In ticks."""
 NAMES = ("a", "b", "c")
 KEYS = ("k", "l", "m")
 KEEP_MS = 2 * TICK * 1000
+REACTION = {
+    "id": None,
+    "name": "b",
+    "priority": 0,
+    "mutex_keys": ("k", "m"),
+    "run_at": None,
+    "delay": 0,
+    "max_stalls": 1,
+    "failure_job": "b",
+    "kept": (KEEP_MS, KEEP_MS),
+}
 ERROR = {"type": "E", "message": "m", "traceback": ""}
 
 _SHIFTED = {
@@ -41,9 +54,9 @@ SHIFTS = [
     for table, columns in _SHIFTED.items()
 ]
 
-index = st.integers(0, 9)
+index = st.integers(0, 5)
 indexes = st.lists(index, min_size=1, max_size=3, unique=True)
-ticks = st.integers(0, 2)
+ticks = st.integers(0, MAX_LEASE)
 maybe_ticks = st.none() | ticks
 names = st.sampled_from(NAMES)
 builders = st.sampled_from(("none given", "builds", "declines", "raises", "is refused", "repeats an id"))
@@ -73,6 +86,7 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.conn = self.engine.connect()
         store.pin_plans(self.conn)
+        self.failed = True
         self.model = observe(self.conn)
         assert not self.model.jobs, "the sequence starts with empty tables"
         self.start = datetime.fromtimestamp(self.model.now // MS / 1000, UTC)
@@ -81,12 +95,18 @@ class StoreMachine(RuleBasedStateMachine):
         self.made = 0
 
     def teardown(self) -> None:
-        self.conn.rollback()
+        """Committed without its rows: after a rollback the driver would have to prepare all its statements again."""
+        if self.failed:
+            self.conn.rollback()
+        else:
+            self.conn.exec_driver_sql("; ".join(f"DELETE FROM sqlane_{table}" for table in ("payloads", *_SHIFTED)))
+            self.conn.commit()
         self.conn.close()
 
     def step(self, operation: Operation) -> Any:
         """Run it, and compare its result, all tables and the invariants with what they should be."""
         note(str(operation))
+        self.failed = True
         result = operation.run(self.conn)
         predicted = operation.predict(self.model, result)
         assert operation.agree(result, predicted), f"{operation}: returned {result!r}, not {predicted!r}"
@@ -100,6 +120,7 @@ class StoreMachine(RuleBasedStateMachine):
         # A row that was deleted by hand leaves holds, places and its payload behind, until they are swept or used.
         assert seen.violations <= self.left_over, seen.violations - self.left_over
         self.left_over = seen.violations
+        self.failed = False
 
     def number(self) -> int:
         self.made += 1
@@ -135,9 +156,9 @@ class StoreMachine(RuleBasedStateMachine):
         ids = self.job_ids()
         return list(dict.fromkeys(ids[i % len(ids)] for i in indexes)) if ids else []
 
-    def builder(self, kind: str, options: Mapping[str, Any]) -> Builder | None:
+    def builder(self, kind: str) -> Builder | None:
         """What it makes is decided now: it is asked twice, by the store and by the model, and told the same."""
-        new = self.job(options, id=f"reaction-{self.number()}")
+        new = self.job(REACTION, id=f"reaction-{self.number()}")
         told: list[FailedJob] = []
 
         def build(failed: FailedJob) -> NewJob | None:
@@ -154,9 +175,10 @@ class StoreMachine(RuleBasedStateMachine):
         build.__name__ = kind
         return None if kind == "none given" else build
 
-    @initialize(batch=st.lists(new_jobs(), min_size=2, max_size=5))
-    def fill(self, batch: list[Mapping[str, Any]]) -> None:
+    @initialize(batch=st.lists(new_jobs(), min_size=2, max_size=4), n=st.integers(0, 3))
+    def fill(self, batch: list[Mapping[str, Any]], n: int) -> None:
         self.step(op.insert([self.job(options) for options in batch]))
+        self.take_a_turn(n, 500, MAX_LEASE)
 
     @rule(batch=st.lists(new_jobs(), min_size=1, max_size=3))
     def insert(self, batch: list[Mapping[str, Any]]) -> None:
@@ -221,15 +243,29 @@ class StoreMachine(RuleBasedStateMachine):
         times = zip(locks, map(seconds, delays), map(seconds, lingers), strict=False)
         self.step(op.release_many(list(times)))
 
-    @rule(chosen=index, kind=builders, options=new_jobs())
-    def fail(self, chosen: int, kind: str, options: Mapping[str, Any]) -> None:
+    @rule(chosen=index, kind=builders)
+    def fail(self, chosen: int, kind: str) -> None:
         for lock in self.picked([chosen]):
-            self.step(op.fail(lock, ERROR, self.builder(kind, options)))
+            self.step(op.fail(lock, ERROR, self.builder(kind)))
 
-    @rule(limit=st.integers(1, 5), lease=ticks, delay=ticks, kind=builders, options=new_jobs())
-    def recover(self, limit: int, lease: int, delay: int, kind: str, options: Mapping[str, Any]) -> None:
+    @rule(limit=st.integers(1, 5), lease=ticks, delay=ticks, kind=builders)
+    def recover(self, limit: int, lease: int, delay: int, kind: str) -> None:
         for id_ in self.step(op.find_stale(limit)):
-            self.step(op.recover(id_, lease * TICK, delay * TICK, self.builder(kind, options)))
+            self.step(op.recover(id_, lease * TICK, delay * TICK, self.builder(kind)))
+
+    @rule(chosen=index, how=st.sampled_from(("released", "retried", "recovered")))
+    def start_again(self, chosen: int, how: str) -> None:
+        """A running job is lost and runs again under another token: whoever writes under the old one is too late."""
+        held = [lock for lock in self.locks[::-1] if self.model.held(lock)]
+        for lock in held[chosen % len(held) :][:1] if held else []:
+            if how == "released":
+                self.step(op.release(lock, None, None))
+            elif how == "retried":
+                self.step(op.retry(lock, 0, ERROR))
+            else:
+                self.advance(MAX_LEASE + 1)
+                self.step(op.recover(lock.id, 0, 0, None))
+            self.started(op.claim([lock.id], f"again-{self.number()}", MAX_LEASE * TICK))
 
     @rule(chosen=indexes, lease=ticks)
     def recover_any(self, chosen: list[int], lease: int) -> None:

@@ -46,7 +46,11 @@ class Model:
         self.removals: list[tuple[str, set[Any], int]] = []
 
     def copy(self) -> Model:
-        return copy.deepcopy(self)
+        other = copy.copy(self)
+        other.jobs = {id_: copy.copy(job) for id_, job in self.jobs.items()}
+        other.mutexes = {key: copy.copy(hold) for key, hold in self.mutexes.items()}
+        other.payloads, other.waits, other.removals = dict(self.payloads), dict(self.waits), []
+        return other
 
     # What can start
 
@@ -340,6 +344,13 @@ class Model:
         count = min(limit, len(keys))
         self.removals.append((table, keys, count))
         return count
+
+    def remove_all(self) -> None:
+        """Remove what a sweep had to, where there is no database to choose."""
+        for table, keys, _ in self.removals:
+            for key in keys:
+                getattr(self, table).pop(key, None)
+        self.removals = []
 
     def make_due(self, names: Collection[str]) -> int:
         moved = [

@@ -1,0 +1,233 @@
+"""Faults to put into the store on purpose: what the checks must see.
+
+`seeded(name)` changes the texts of statements of this process; the few that need the tables changed too do that by
+`alter`. A worker process of the tests calls `seed_from_environment()` first: the name stands in SQLANE_TEST_BUG.
+The product knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from sqlane_sa.statement import Statement
+
+VARIABLE = "SQLANE_TEST_BUG"
+
+SEQUENCES = "sequences"
+OPERATIONS = "operations"
+PERMUTATIONS = "permutations"
+LOCKED_ROWS = "locked rows"
+WAITS = "times after a wait"
+HAND = "ended by hand"
+
+
+@dataclass(frozen=True)
+class Edit:
+    """In the statement, `old` is replaced wherever it stands; it must stand there `times` times."""
+
+    statement: str
+    old: str
+    new: str
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class Bug:
+    """`caught_by` is the check that must fail."""
+
+    caught_by: str
+    edits: tuple[Edit, ...] = ()
+    ddl: tuple[str, ...] = field(default=())
+
+
+TOKEN = " AND j.lock_token = i.lock_token"
+RUNNING = " AND j.status = 'running'"
+ROW_LOCK = "FOR UPDATE SKIP LOCKED"
+DUE = " AND run_at <= statement_timestamp()"
+LANE_DUE = "AND j.run_at <= statement_timestamp()"
+
+
+def without(text: str, *statements: str, by: str, times: int = 1, instead: str = "") -> Bug:
+    return Bug(by, tuple(Edit(statement, text, instead, times) for statement in statements))
+
+
+def waiting(*statements: str) -> Bug:
+    return without(" SKIP LOCKED", *statements, by=LOCKED_ROWS)
+
+
+BUGS: Mapping[str, Bug] = {
+    # The fence
+    "complete without the token": without(TOKEN, "finish.COMPLETE", by=OPERATIONS),
+    "renew without the token": without(TOKEN, "finish.RENEW", by=OPERATIONS),
+    "mark timed out without the token": without(TOKEN, "finish.MARK_TIMED_OUT", by=OPERATIONS),
+    "retry, release and fail without the token": Bug(
+        OPERATIONS,
+        (
+            Edit("locks.LOCK_RUNNING", TOKEN, ""),
+            Edit("locks.LOCK_RUNNING", "\nSELECT j.id, j.lock_token,", "\nSELECT j.id, i.lock_token,"),
+        ),
+    ),
+    "keys freed without the token": Bug(
+        OPERATIONS,
+        (
+            Edit("locks.LOCK_HOLDS", " AND h.lock_token = i.lock_token", ""),
+            Edit("locks.FREE", " AND m.lock_token = i.lock_token", ""),
+        ),
+    ),
+    "complete without the status": without(RUNNING, "finish.COMPLETE", by=HAND),
+    "renew without the status": without(RUNNING, "finish.RENEW", by=HAND),
+    "mark timed out without the status": without(RUNNING, "finish.MARK_TIMED_OUT", by=HAND),
+    "retry, release and fail without the status": without(RUNNING, "locks.LOCK_RUNNING", by=HAND),
+    "claim of what is not pending": without(" AND status = 'pending'", "claim.LOCK_DUE", by=OPERATIONS),
+    "recovery before the lease has ended": without(
+        " AND locked_until < statement_timestamp()", "recovery.LOCK_STALE", by=OPERATIONS
+    ),
+    # Row locks
+    "complete without the row lock": without(ROW_LOCK, "finish.COMPLETE", by=PERMUTATIONS),
+    "renew without the row lock": without(ROW_LOCK, "finish.RENEW", by=PERMUTATIONS),
+    "mark timed out without the row lock": without(ROW_LOCK, "finish.MARK_TIMED_OUT", by=PERMUTATIONS),
+    "retry, release and fail without the row lock": without("FOR UPDATE", "locks.LOCK_RUNNING", by=PERMUTATIONS),
+    "claim without the row lock": without(ROW_LOCK, "claim.LOCK_DUE", by=PERMUTATIONS),
+    "recovery without the row lock": without(ROW_LOCK, "recovery.LOCK_STALE", by=PERMUTATIONS),
+    "sweep without the row lock": without(ROW_LOCK, "sweep.SWEEP_LINGERS", by=PERMUTATIONS),
+    # Keys
+    "key index not unique": Bug(
+        PERMUTATIONS,
+        (
+            Edit("claim.ACQUIRE", "\nON CONFLICT (mutex_key) DO UPDATE\n", "\n"),
+            Edit("claim.ACQUIRE", "SET job_id = excluded.job_id, lock_token = excluded.lock_token, ", ""),
+            Edit("claim.ACQUIRE", "held_until = NULL, created_at = excluded.created_at\n", ""),
+            Edit("claim.ACQUIRE", "WHERE m.held_until <= :now\n", ""),
+            Edit("claim.ACQUIRE", " ORDER BY i.mutex_key", " WHERE :now IS NOT NULL ORDER BY i.mutex_key"),
+        ),
+        ("ALTER TABLE sqlane_mutexes DROP CONSTRAINT sqlane_mutexes_pkey",),
+    ),
+    "key index dropped": Bug(OPERATIONS, ddl=("ALTER TABLE sqlane_mutexes DROP CONSTRAINT sqlane_mutexes_pkey",)),
+    "id index not unique": Bug(
+        OPERATIONS,
+        (Edit("insert.INSERT_KNOWN", "ON CONFLICT (id) DO NOTHING", ""),),
+        ("ALTER TABLE sqlane_jobs DROP CONSTRAINT sqlane_jobs_pkey",),
+    ),
+    "held keys taken": without(
+        "m.held_until <= :now", "claim.ACQUIRE", by=OPERATIONS, instead="m.held_until <= :now OR true"
+    ),
+    "part of a set of keys kept": without(
+        "lock_token = :lock_token", "claim.PUT_BACK", by=OPERATIONS, instead="lock_token = :lock_token AND false"
+    ),
+    "linger dropped": without(
+        "interval '1 millisecond'", "locks.LINGER", by=OPERATIONS, instead="interval '0 milliseconds'"
+    ),
+    "lingers swept before they end": without(
+        "held_until <= statement_timestamp()", "sweep.SWEEP_LINGERS", by=OPERATIONS, instead="held_until IS NOT NULL"
+    ),
+    "sweep of the keys of running jobs": without(
+        " AND j.status = 'running' AND j.lock_token = m.lock_token",
+        "sweep.SWEEP_ORPHANS",
+        by=OPERATIONS,
+        instead=" AND false",
+    ),
+    "sweep without the token": without(" AND j.lock_token = m.lock_token", "sweep.SWEEP_ORPHANS", by=HAND),
+    "sweep without the status": without(" AND j.status = 'running'", "sweep.SWEEP_ORPHANS", by=HAND),
+    "order of a key dropped": without(
+        "LIMIT 1) AS ahead", "candidates.WINDOWED", "candidates.WALKED", by=OPERATIONS, instead="LIMIT 0) AS ahead"
+    ),
+    "order of a key dropped in the walk": without(
+        "LIMIT 1) AS ahead", "candidates.WALKED", by=OPERATIONS, instead="LIMIT 0) AS ahead"
+    ),
+    "lines not left": without(
+        "w.job_id = j.id", "claim.LEAVE_LINES", by=OPERATIONS, instead="w.job_id = j.id AND false"
+    ),
+    "no way back into the lines": without(
+        "k.mutex_key IS NOT NULL", "finish.RETRY", "finish.RELEASE", "finish.STALL", by=OPERATIONS, instead="false"
+    ),
+    # Time
+    "claim before it is due": without(DUE, "claim.LOCK_DUE", by=OPERATIONS),
+    "plain claim before it is due": without(LANE_DUE, "claim.CLAIM_PLAIN", by=OPERATIONS),
+    "candidates before they are due": Bug(
+        OPERATIONS,
+        (Edit("candidates.PLAIN", LANE_DUE, ""), Edit("candidates.WINDOWED", LANE_DUE, "", times=2)),
+    ),
+    "expiry of what does not expire yet": without(
+        "expires_at <= statement_timestamp()", "sweep.DELETE_EXPIRED", by=OPERATIONS, instead="expires_at IS NOT NULL"
+    ),
+    "payload of a completed job kept": without(
+        "DELETE FROM {payloads} WHERE",
+        "finish.COMPLETE",
+        by=OPERATIONS,
+        instead="DELETE FROM {payloads} WHERE false AND",
+    ),
+    "complete takes its times before the wait": without(" SKIP LOCKED", "finish.COMPLETE", by=WAITS),
+    # One locked row must not hold up the others
+    "claim waits": waiting("claim.LOCK_DUE"),
+    "plain claim waits": waiting("claim.CLAIM_PLAIN"),
+    "renewal waits": waiting("finish.RENEW"),
+    "mark waits": waiting("finish.MARK_TIMED_OUT"),
+    "recovery waits": waiting("recovery.LOCK_STALE"),
+    "sweep waits for lingers": waiting("sweep.SWEEP_LINGERS"),
+    "sweep waits for holds": waiting("sweep.SWEEP_ORPHANS"),
+    "expiry waits": waiting("sweep.DELETE_EXPIRED"),
+}
+
+
+@contextmanager
+def seeded(name: str) -> Iterator[None]:
+    """Within the block, this process runs the store with the bug. Raises LookupError when a text is not there."""
+    edited: dict[str, str] = {}
+    for edit in BUGS[name].edits:
+        text = edited.get(edit.statement) or statement(edit.statement).sql
+        if text.count(edit.old) != edit.times:
+            message = f"{name}: {edit.old!r} stands {text.count(edit.old)} times in {edit.statement}, not {edit.times}"
+            raise LookupError(message)
+        edited[edit.statement] = text.replace(edit.old, edit.new)
+    with ExitStack() as stack:
+        for place, sql in edited.items():
+            stack.enter_context(swapped(statement(place), sql))
+        yield
+
+
+def seed_from_environment() -> None:
+    """Seed what SQLANE_TEST_BUG names, for as long as the process lives."""
+    name = os.environ.get(VARIABLE)
+    if name:
+        seeded(name).__enter__()
+
+
+def alter(name: str, conn: sa.Connection) -> None:
+    """Change the tables as the bug needs it; there is no way back but another database."""
+    for sql in BUGS[name].ddl:
+        conn.exec_driver_sql(sql)
+
+
+def statement(place: str) -> Statement:
+    module, name = place.split(".")
+    found: Any = getattr(importlib.import_module(f"sqlane_sa.store.{module}"), name)
+    assert isinstance(found, Statement), place
+    return found
+
+
+@contextmanager
+def swapped(right: Statement, sql: str) -> Iterator[None]:
+    """Another statement in its place, in every module that has it: it is rendered anew for each queue."""
+    wrong = Statement(sql, right.binds, right.columns)
+    places = [
+        (module, name)
+        for key, module in list(sys.modules.items())
+        if key.startswith("sqlane_sa.store.")
+        for name, value in list(vars(module).items())
+        if value is right
+    ]
+    for module, name in places:
+        setattr(module, name, wrong)
+    try:
+        yield
+    finally:
+        for module, name in places:
+            setattr(module, name, right)
