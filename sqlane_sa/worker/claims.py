@@ -55,11 +55,14 @@ class Claims:
 
     @contextmanager
     def followed(self) -> Iterator[None]:
-        """Around a transaction that claims: one that fails, but not for certain, leaves its lock tokens in doubt."""
+        """Around a transaction that claims: one that fails, but not for certain, leaves its lock tokens in doubt; and
+        one that gave way to another session may have done so for one of its rows."""
         try:
             yield
         except Exception as error:
-            if not (is_hopeless(error) or is_locked(error)):
+            if is_locked(error):
+                self._suspicious = self._suspicious or bool(self._open)
+            elif not is_hopeless(error):
                 self._in_doubt += self._open
             raise
         finally:
@@ -195,7 +198,11 @@ class Claims:
             if len(self._aside) >= MAX_ASIDE:
                 raise error
             if is_locked(error):
-                log.warning("job %s waits for a lock that another transaction holds; the others go on", id_)
+                log.warning(
+                    "job %s waits for a lock that another transaction holds, or the like; the others go on: %s",
+                    id_,
+                    first_line(error),
+                )
             else:
                 log.error("job %s cannot be claimed and is left alone; the others go on: %s", id_, first_line(error))
         first, last = LOCKED_PAUSES if is_locked(error) else ODD_PAUSES

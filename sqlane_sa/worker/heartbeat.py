@@ -8,9 +8,14 @@ import time
 from sqlane_sa import store
 from sqlane_sa.schema import Tables
 from sqlane_sa.worker.database import Database
+from sqlane_sa.worker.outcomes import is_hopeless, is_locked
 from sqlane_sa.worker.running import LEASE_LOST, RunningJob, RunningJobs
 
 log = logging.getLogger("sqlane_sa.worker")
+
+
+MAX_TRIES = 25
+"""Failed tries until it is plain that the fault is not in single rows."""
 
 
 class Heartbeat:
@@ -39,14 +44,38 @@ class Heartbeat:
             return
         # Taken before the statement: the lease that counts is at least as long as what is noted here.
         before = time.monotonic()
-        with self._database.transaction() as conn:
-            renewed = set(store.renew_leases(conn, self._tables, jobs=jobs, lease=self._lease))
+        renewed = self._renew_around(jobs)
         missing = [job for job in jobs if job.id not in renewed]
         for job in jobs:
             if job.id in renewed:
                 job.lease_end = before + self._lease
         if missing:
             self._judge(missing)
+
+    def _renew_around(self, jobs: list[RunningJob]) -> set[str]:
+        """The ids renewed: all, or all but those whose rows fail, which are found by halves. Raises the error where no
+        half can be written: then it is no matter of single rows."""
+        renewed: set[str] = set()
+        parts, failures, written = [jobs], 0, False
+        while parts:
+            part = parts.pop()
+            try:
+                renewed.update(self._renew_part(part, briefly=failures > 0))
+                written = True
+            except Exception as error:
+                failures += 1
+                last = not parts and len(part) == 1
+                if not (is_hopeless(error) or is_locked(error)) or not (written or (failures < MAX_TRIES and not last)):
+                    raise
+                if len(part) > 1:
+                    parts += [part[len(part) // 2 :], part[: len(part) // 2]]
+        return renewed
+
+    def _renew_part(self, jobs: list[RunningJob], *, briefly: bool) -> list[str]:
+        with self._database.transaction() as conn:
+            if briefly:
+                store.wait_briefly(conn)
+            return store.renew_leases(conn, self._tables, jobs=jobs, lease=self._lease)
 
     def _judge(self, missing: list[RunningJob]) -> None:
         """A row that another transaction had locked still has its lease; one that is no longer ours has not."""

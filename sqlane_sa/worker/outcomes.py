@@ -25,6 +25,10 @@ Result = tuple[RunningJob, Outcome]
 # exception, integrity constraint, program limit, raised by a trigger. Everything else is an outage: wait for its end.
 _HOPELESS = ("21", "22", "23", "54", "P0")
 
+# What a statement fails with for the sake of another session: serialization failure, deadlock, lock not available,
+# cancelled (by a time limit, or by hand).
+_CONTENDED = ("40001", "40P01", "55P03", "57014")
+
 
 def results_to_write(finished: Sequence[Finished]) -> list[Result]:
     """Nothing is written of a job whose lease was lost, nor of one that its own transaction has completed."""
@@ -91,8 +95,9 @@ def is_hopeless(error: BaseException) -> bool:
 
 
 def is_locked(error: BaseException) -> bool:
-    """Whether a statement gave up waiting for a lock of somebody else's."""
-    return isinstance(error, DBAPIError) and sqlstate(error) == "55P03"
+    """Whether a statement gave way to another session, mostly one that holds a lock. It may be for one row of many, so
+    the others are tried apart from it; and it may succeed soon."""
+    return isinstance(error, DBAPIError) and sqlstate(error) in _CONTENDED
 
 
 class _LockedError(Exception):
