@@ -46,7 +46,9 @@ class Plan(NamedTuple):
     seed: int
     jobs: int
     workers: int
-    bug: str | None
+    bug: str | None = None
+    only: tuple[str, ...] = ()
+    """The kinds of faults, unless all."""
 
 
 class Process:
