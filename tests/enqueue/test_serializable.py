@@ -1,0 +1,61 @@
+"""Applications at SERIALIZABLE beside a worker: an enqueue adds no conflict of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
+
+from sqlane_sa import Queue, Worker
+from tests.enqueue.business import Order
+
+THREADS = 8
+EACH = 125
+
+
+@pytest.mark.parametrize("keys", [None, lambda payload: [f"user:{payload % 300}"]], ids=["plain", "keyed"])
+def test_enqueues_conflict_with_nobody(
+    engine: sa.Engine, queue: Queue, keys: Callable[[Any], list[str]] | None, record_property: Any
+) -> None:
+    """G77: transactions that read the application's tables and enqueue, beside a worker that claims and completes."""
+    ran: Counter[int] = Counter()
+    queue.job("n", mutex_keys=keys)(lambda payload: ran.update([payload]))
+    with engine.begin() as conn:
+        conn.execute(sa.insert(Order), [{"number": n} for n in range(100)])
+    serializable = sa.create_engine(engine.url, isolation_level="SERIALIZABLE", pool_size=THREADS)
+    conflicts: list[str] = []
+    together = threading.Barrier(THREADS, timeout=30)
+
+    def enqueue_all(thread: int) -> None:
+        together.wait()
+        for n in range(thread * EACH, (thread + 1) * EACH):
+            while not enqueued(n):
+                pass
+
+    def enqueued(n: int) -> bool:
+        try:
+            with Session(serializable) as session, session.begin():
+                assert session.scalar(sa.select(sa.func.count()).select_from(Order)) == 100
+                queue.enqueue(session, "n", n)
+        except OperationalError as error:
+            conflicts.append(error.orig.sqlstate)  # type: ignore[union-attr]
+            return False
+        return True
+
+    with Worker(engine, queue, concurrency=20, poll_interval=0.05, lease=60):
+        threads = [threading.Thread(target=enqueue_all, args=(n,)) for n in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    serializable.dispose()
+    Worker(engine, queue, lease=60).run_until_idle()
+    record_property("conflicts", len(conflicts))
+    assert conflicts == []
+    assert ran == Counter(range(THREADS * EACH))
