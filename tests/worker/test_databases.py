@@ -42,15 +42,15 @@ def test_each_job_runs_once_at_any_isolation_level(
     else:
         on = sa.create_engine(database_url, isolation_level=level)  # type: ignore[arg-type]
     with engine.begin() as conn:
-        queue.enqueue_many(conn, (queue.new("plain", n) for n in range(400)))
-        queue.enqueue_many(conn, (queue.new("count", n) for n in range(400, 450)))
-    threads = [threading.Thread(target=Worker(on, queue, **SHORT).run_until_idle) for _ in range(4)]
+        queue.enqueue_many(conn, (queue.new("plain", n) for n in range(2000)))
+        queue.enqueue_many(conn, (queue.new("count", n) for n in range(2000, 2050)))
+    threads = [threading.Thread(target=Worker(on, queue, **(SHORT | {"lease": 60})).run_until_idle) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     on.dispose()
-    assert sorted(ran) == list(range(450))
+    assert sorted(ran) == list(range(2050))
     assert seen == {"read committed"}
     assert sql("SELECT DISTINCT status, attempts, stalls FROM sqlane_jobs") == [("completed", 1, 0)]
 
@@ -152,9 +152,24 @@ def test_a_restarted_server(queue: Queue, caplog: Any) -> None:
     assert [line for line in lines if "trying again" in line] == lines[:1]
 
 
-@pytest.mark.parametrize("part", ["loop", "heartbeat", "sweeper", "listener", "timer"])
-def test_a_part_that_fails_once_goes_on(queue: Queue, work: Any, enqueue: Any, job: Read, part: str) -> None:
-    """B27: each thread is there after an error of its own."""
+PARTS = ["loop", "heartbeat", "sweeper", "listener", "timer"]
+ERRORS = {"a bug": RuntimeError("a bug"), "the database": sa.exc.OperationalError("SELECT 1", {}, Exception("gone"))}
+
+
+def nudge(worker: Any, service: Any, sql: Sql) -> None:
+    """Let the part come round."""
+    service.wake()
+    worker._parts.timer.wake.set()
+    worker._parts.loop.wake()
+    sql("SELECT pg_notify(:channel, '')", channel=worker.queue.tables.channel)
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_that_fails_once_goes_on(
+    queue: Queue, work: Any, enqueue: Any, job: Read, sql: Sql, part: str, error: str
+) -> None:
+    """B27: each thread is there after an error of its own, or of the database."""
     queue.job("quick")(lambda payload: None)
     worker = work()
     (service,) = (one for one in worker._parts.services if one.name == part)
@@ -163,30 +178,31 @@ def test_a_part_that_fails_once_goes_on(queue: Queue, work: Any, enqueue: Any, j
     def fail_once() -> float:
         service._run_once = original
         raised.set()
-        raise RuntimeError("a bug")
+        raise ERRORS[error]
 
     service._run_once = fail_once
+    wait_until(lambda: raised.is_set() or nudge(worker, service, sql))
     id_ = enqueue("quick")
-    if part == "listener":
-        worker._parts.listener._next_ping = 0.0
-    assert raised.wait(30)
     wait_until(lambda: job(id_).status == "completed")
     assert service._thread.is_alive()
 
 
-def test_a_part_that_fails_for_ever_ends_the_worker(queue: Queue, work: Any, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_that_fails_for_ever_ends_the_worker(
+    queue: Queue, work: Any, sql: Sql, monkeypatch: Any, part: str
+) -> None:
     """B27: never alive with a dead part; the error names it."""
     monkeypatch.setattr("sqlane_sa.worker.service.LAST_BACKOFF", 0.01)
     queue.job("quick")(lambda payload: None)
-    worker = work()
-    (service,) = (one for one in worker._parts.services if one.name == "sweeper")
+    worker = work(lease=60, shutdown_timeout=0.1)
+    (service,) = (one for one in worker._parts.services if one.name == part)
 
     def fail() -> float:
         raise RuntimeError("a bug")
 
     service._run_once = fail
-    wait_until(lambda: worker.failure)
-    with pytest.raises(WorkerError, match="sweeper"):
+    wait_until(lambda: worker.failure or nudge(worker, service, sql))
+    with pytest.raises(WorkerError, match=part):
         worker.stop()
 
 

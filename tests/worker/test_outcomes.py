@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import linecache
 import sys
 import threading
 from collections.abc import Callable
@@ -136,6 +137,8 @@ def test_no_exception_ends_the_worker(queue: Queue, run: Run, enqueue: Enqueue, 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_exit_in_a_handlers_own_thread(queue: Queue, run: Run, enqueue: Enqueue, job: Read) -> None:
+    """J114: it ends that thread alone."""
+
     @queue.job("thread")
     def thread(payload: Any) -> None:
         other = threading.Thread(target=sys.exit)
@@ -157,23 +160,30 @@ def test_a_coroutine_from_a_def_handler_is_an_error(queue: Queue, run: Run, enqu
     assert error is not None and "async def" in error["message"]
 
 
-@pytest.mark.parametrize("name", ["NUL", "huge", "unprintable"])
-def test_errors_that_are_hard_to_store(queue: Queue, run: Run, enqueue: Enqueue, job: Read, name: str) -> None:
+@pytest.mark.parametrize("name", ["NUL", "NUL in the class", "NUL in the source", "huge", "unprintable"])
+def test_errors_that_are_hard_to_store(
+    queue: Queue, run: Run, enqueue: Enqueue, job: Read, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """J109, J111: NUL characters and lone surrogates replaced, the size capped; the failure job all the same."""
 
     class UnprintableError(Exception):
         def __str__(self) -> str:
             raise RuntimeError("no words")
 
+    # A traceback shows the line of the source as it is in the cache.
+    monkeypatch.setitem(linecache.cache, "nul.py", (1, None, ["raise ValueError('\0')\n"], "nul.py"))
+    source = compile("raise ValueError('in a file of its own')", "nul.py", "exec")
     errors = {
         "NUL": ValueError("a\0b\ud800"),
-        "huge": ValueError("x" * 50_000_000),
+        "NUL in the class": type("E", (Exception,), {"__module__": "a\0b"})("a"),
+        "NUL in the source": None,
+        "huge": ValueError("x" * 200_000_000 if name == "huge" else ""),
         "unprintable": UnprintableError(),
     }
 
     @queue.job("bad", max_attempts=2, backoff=SOON, failure_job="reaction")
     def bad(payload: Any) -> None:
-        raise errors[name]
+        raise errors[name] or exec(source)
 
     reactions: list[Any] = []
     queue.job("reaction")(reactions.append)
@@ -182,7 +192,7 @@ def test_errors_that_are_hard_to_store(queue: Queue, run: Run, enqueue: Enqueue,
     failed = job(id_)
     assert (failed.status, failed.attempts) == ("failed", 2)
     assert len(json.dumps(failed.last_error)) < 100_000
-    assert "\0" not in str(failed.last_error)
+    assert "\0" not in "".join(str(value) for value in (failed.last_error or {}).values())
     assert [reaction["id"] for reaction in reactions] == [id_]
 
 
@@ -192,8 +202,9 @@ def test_errors_that_are_hard_to_store(queue: Queue, run: Run, enqueue: Enqueue,
         ("NEW.last_error IS NOT NULL", "failed", 1),
         ("NEW.last_error ->> 'message' LIKE '%poison%'", "failed", 1),
         ("NEW.status = 'failed'", "running", 0),
+        ("NEW.last_error IS NOT NULL AND nextval('tries') = 1", "failed", 1),
     ],
-    ids=["any error text", "this error text", "any failure"],
+    ids=["any error text", "this error text", "any failure", "error text once"],
 )
 def test_a_result_that_cannot_be_stored(
     queue: Queue,
@@ -206,6 +217,7 @@ def test_a_result_that_cannot_be_stored(
     attempts: int,
 ) -> None:
     """J111: a plain failure in its place, or one without a word, or the lease; the neighbours are stored."""
+    sql("CREATE SEQUENCE tries")
     sql(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
         f" IF {condition} THEN RAISE EXCEPTION 'refused by the trigger'; END IF; RETURN NEW; END $$"
