@@ -11,7 +11,8 @@ import click
 
 from sqlane_sa.cli.ages import age
 from sqlane_sa.cli.options import Place, described, place_options
-from sqlane_sa.cli.table import printable, show_table
+from sqlane_sa.cli.table import show_table
+from sqlane_sa.values.text import printable
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import click
 
+from sqlane_sa.values.text import printable
+
 Row = Sequence[str]
 
 
@@ -18,11 +20,6 @@ def show_table(headings: Row, rows: Sequence[Row]) -> None:
         _show_rich(headings, shown)
     else:
         _show_plain(headings, shown)
-
-
-def printable(text: str) -> str:
-    """A name may hold anything; what a terminal would obey, or a column could not hold, is escaped."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def _show_plain(headings: Row, rows: Sequence[Row]) -> None:

@@ -72,3 +72,13 @@ def check_keys(keys: object, place: str) -> tuple[str, ...] | None:
         if len(found) > KEYS_PER_JOB or index >= KEYS_GIVEN:  # here, so that an endless generator ends
             raise InvalidJobError(f"a job has at most {KEYS_PER_JOB} mutex keys; lock something coarser", place=place)
     return tuple(sorted(found)) or None
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Text for a line of a log or a cell of a table: what a terminal would obey, or would end the line, is escaped,
+    but for the characters to keep."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in text
+    )
