@@ -10,8 +10,10 @@ import sqlalchemy as sa
 from click.testing import CliRunner
 from sqlalchemy.exc import ProgrammingError
 
-from sqlane_sa import Queue, Worker, migrations
+from sqlane_sa import Queue, Worker, migrations, store
 from sqlane_sa.cli import main
+from sqlane_sa.values.ids import new_id
+from sqlane_sa.values.job import JobLock
 from tests.migrations import usage
 from tests.support import wait_until
 
@@ -33,13 +35,14 @@ def rights(block: str) -> list[Right]:
     return [
         Right(privilege, table)
         for privileges, tables, _ in found
-        for privilege in privileges.split(", ")
+        for privilege in re.split(r", (?![^(]*\))", privileges)
         for table in tables.split(", ")
     ]
 
 
 APP, APP_WITH_IDS = BLOCKS["app"]
 [WORKER] = BLOCKS["worker"]
+MAINTENANCE, MAINTENANCE_OF_FAILURES = BLOCKS["maintenance"]
 [READONLY] = BLOCKS["readonly"]
 
 
@@ -99,6 +102,90 @@ def start_and_look(conn: sa.Connection, queue: Queue) -> None:
     usage.look(conn, queue)
 
 
+def lose_one(conn: sa.Connection, queue: Queue) -> None:
+    """As the owner: one job each that stalled, that is delayed, and that has expired; and a key that lingers."""
+    role = conn.scalar(sa.text("SELECT current_user"))
+    conn.exec_driver_sql("SET LOCAL ROLE NONE")
+    usage.insert(conn, queue, "kept", mutex_keys=["k"], delay=0)
+    usage.insert(conn, queue, "kept", delay=60)
+    ids = store.find_candidates(conn, queue.tables, limits_by_name={"kept": 9})
+    store.claim(conn, queue.tables, candidate_ids=ids, lock_token=new_id(), locked_by="w", lease=0)
+    expired = usage.insert(conn, queue, "kept", delay=60)
+    conn.exec_driver_sql(
+        "UPDATE queues.sqlane_jobs SET status = 'completed', expires_at = statement_timestamp() WHERE id = %s",
+        (expired,),
+    )
+    conn.exec_driver_sql(f"SET LOCAL ROLE {role}")
+
+
+def recover_and_sweep(conn: sa.Connection, queue: Queue) -> None:
+    tables = queue.tables
+    lose_one(conn, queue)
+    [stale] = store.find_stale(conn, tables, limit=9)
+    assert store.recover_stale(conn, tables, id=stale, lease=0, stall_delay=0).status == "pending"
+    assert store.sweep_mutexes(conn, tables, limit=9).lingers == 1
+    store.sweep_waits(conn, tables, limit=9)
+    store.sweep_sleepers(conn, tables)
+    assert store.delete_expired(conn, tables, limit=9) == 1
+
+
+def make_due(conn: sa.Connection, queue: Queue) -> None:
+    lose_one(conn, queue)
+    assert store.make_due(conn, queue.tables, names=["kept"]) > 0
+
+
+def count(conn: sa.Connection, queue: Queue) -> None:
+    migrations.check(conn, queue)
+    store.stats(conn, queue.tables)
+    store.health(conn, queue.tables)
+
+
+def maintain(conn: sa.Connection, queue: Queue) -> None:
+    count(conn, queue)
+    recover_and_sweep(conn, queue)
+    make_due(conn, queue)
+
+
+def fail_stalled(conn: sa.Connection, queue: Queue) -> None:
+    """The last stall of a job with a failure job."""
+    maintain(conn, queue)
+    role = conn.scalar(sa.text("SELECT current_user"))
+    conn.exec_driver_sql("SET LOCAL ROLE NONE")
+    usage.insert(conn, queue)
+    [job] = store.claim_plain(conn, queue.tables, lanes=[("n", 0, 1)], lock_token=new_id(), locked_by="w", lease=0)
+    conn.exec_driver_sql("UPDATE queues.sqlane_jobs SET stalls = max_stalls, failed_retention_ms = 1")
+    conn.exec_driver_sql(f"SET LOCAL ROLE {role}")
+    found = store.recover_stale(conn, queue.tables, id=job.id, lease=0, build_failure_job=queue.build_failure_job)
+    assert found.status == "failed"
+    assert found.failure is not None
+    if found.failure.failure_job_error:
+        raise ProgrammingError(found.failure.failure_job_error, None, Exception(found.failure.failure_job_error))
+
+
+def claim(conn: sa.Connection, queue: Queue) -> None:
+    lose_one(conn, queue)
+    store.make_due(conn, queue.tables, names=["kept"])
+    assert store.claim_plain(conn, queue.tables, lanes=[("kept", 0, 9)], lock_token=new_id(), locked_by="w", lease=60)
+
+
+def finish(conn: sa.Connection, queue: Queue) -> None:
+    lose_one(conn, queue)
+    [(id_, token)] = conn.execute(sa.text("SELECT id, lock_token FROM queues.sqlane_jobs WHERE status = 'running'"))
+    assert store.complete(conn, queue.tables, jobs=[JobLock(id_, token)]) == [id_]
+
+
+def read(conn: sa.Connection, queue: Queue) -> None:
+    store.get(conn, queue.tables, id="none")
+
+
+def migrate(conn: sa.Connection, queue: Queue) -> None:
+    migrations.revert(conn, queue)
+
+
+# Of the page's table, in its order.
+DOES = [enqueue, read, count, claim, finish, recover_and_sweep, make_due, migrate]
+
+
 @pytest.mark.parametrize(
     ("do", "blocks"),
     [
@@ -106,6 +193,8 @@ def start_and_look(conn: sa.Connection, queue: Queue) -> None:
         (enqueue_with_ids, [APP, APP_WITH_IDS]),
         (start_and_work, [WORKER]),
         (start_and_look, [READONLY]),
+        (maintain, [MAINTENANCE]),
+        (fail_stalled, [MAINTENANCE, MAINTENANCE_OF_FAILURES]),
     ],
 )
 def test_every_right_that_is_listed_is_enough_and_needed(
@@ -128,6 +217,38 @@ def test_every_right_that_is_listed_is_enough_and_needed(
                 needed.append((right, right is None))
             conn.rollback()
     assert [right for right, as_expected in needed if not as_expected] == []
+
+
+def test_each_role_does_its_own_work_and_not_that_of_the_others(team: Team) -> None:
+    """The page's table, each cell tried as that role, in a transaction that leaves nothing."""
+    _, heading, _, *rows = SECTIONS["Who can do what"].split("\n|")
+    columns = [cell.strip() for cell in heading.split("|")[1:-1]]
+    roles = {
+        "owner": team.owner,
+        "app": team.role(APP),
+        "worker": team.role(WORKER),
+        "maintenance": team.role(MAINTENANCE),
+        "readonly": team.role(READONLY),
+    }
+    assert columns == list(roles)
+    assert len(rows) == len(DOES)
+    for row, do in zip(rows, DOES, strict=True):
+        label, *cells = [cell.strip() for cell in row.split("|")[:6]]
+        said = dict(zip(columns, cells, strict=True))
+        assert {role: can(team, roles[role], do) for role in columns} == said, label
+
+
+def can(team: Team, role: str, do: Callable[[sa.Connection, Queue], None]) -> str:
+    with team.engine.connect() as conn:
+        conn.exec_driver_sql(f"SET LOCAL ROLE {role}")
+        try:
+            do(conn, team.queue)
+        except ProgrammingError as error:
+            assert "permission denied" in str(error) or "must be owner" in str(error), error
+            return "no"
+        finally:
+            conn.rollback()
+    return "yes"
 
 
 def test_the_app_may_only_enqueue(team: Team) -> None:
@@ -179,6 +300,7 @@ def test_the_commands_say_which_right_they_lack(team: Team) -> None:
 
     readonly, app = team.engine_of(READONLY), team.engine_of(APP)
     assert run(readonly, "stats") == "0 the queue is empty: nothing waits, runs or has failed\n"
+    assert run(readonly, "doctor").startswith("0 ")
     assert run(readonly, "migrate", "check").startswith("0 ")
     for command in (("stats",), ("migrate", "check"), ("migrate",)):
         assert re.fullmatch(
