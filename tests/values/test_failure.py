@@ -10,6 +10,7 @@ from sqlane_sa.values.failure import (
     MAX_MESSAGE_CHARS,
     MAX_TRACEBACK_CHARS,
     describe_error,
+    error_json,
     plain_error,
 )
 
@@ -163,3 +164,64 @@ def test_plain_errors_have_the_same_shape() -> None:
     assert error.keys() == describe(ValueError()).keys()
     assert error["message"].startswith("m�x")
     assert len(error["message"]) == MAX_MESSAGE_CHARS
+
+
+@pytest.mark.parametrize(
+    "unit", ["\U0001f600", "e\u0301", "\U0001f468\u200d\U0001f469\u200d\U0001f467", "\u202e", "\U0010ffff"]
+)
+@pytest.mark.parametrize("more", range(4))
+def test_a_message_is_cut_on_a_character(unit: str, more: int) -> None:
+    """Whatever stands at the limit: what is left is a beginning of it, and JSON that says the same when it is read."""
+    message = "x" * more + unit * MAX_MESSAGE_CHARS
+    error = describe(caught(ValueError(message)))
+    assert len(error["message"]) == MAX_MESSAGE_CHARS
+    assert message.startswith(error["message"].removesuffix("..."))
+    text = error_json(error)
+    assert text is not None
+    assert json.loads(text) == error
+    assert len(error["message"].encode()) <= 4 * MAX_MESSAGE_CHARS
+
+
+def test_the_largest_error_there_can_be_is_small_enough_to_store() -> None:
+    """All four parts at their limits, in the characters that take most room: in JSON, and as jsonb keeps it."""
+    widest = "\U0001f600"
+    name = "<wide>"
+    line = f"{widest * 200}"
+    source = f"def f(n):\n    return f(n - 1) if n else 1 / 0  # {line}\n"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    scope: dict[str, Any] = {}
+    exec(compile(source, name, "exec"), scope)
+    kind = type(widest * 500, (Exception,), {"__module__": "m"})
+    try:
+        scope["f"](500)
+    except ZeroDivisionError as cause:
+        try:
+            raise kind(widest * 50_000) from cause
+        except Exception as exc:
+            error = describe(exc, attempt=1)
+    finally:
+        del linecache.cache[name]
+    assert widest * 100 in error["traceback"]
+    text = error_json(error)
+    assert text is not None
+    assert json.loads(text) == error
+    assert len(json.dumps(error, ensure_ascii=False).encode()) < 200_000
+    assert len(text) < 600_000
+
+
+def test_a_giant_frame_is_cut_and_the_last_one_is_kept() -> None:
+    """The source of one frame alone passes the limit of the whole."""
+    name = "<giant>"
+    huge = f"    value = '{'é' * 200_000}'; return 1 / 0\n"
+    linecache.cache[name] = (1, None, ["def f():\n", huge], name)
+    scope: dict[str, Any] = {}
+    exec(compile("def f():\n    return 1 / 0\n", name, "exec"), scope)
+    try:
+        scope["f"]()
+    except ZeroDivisionError as exc:
+        error = describe(exc)
+    finally:
+        del linecache.cache[name]
+    assert "<giant>" in error["traceback"]
+    assert "in f" in error["traceback"]
+    assert len(error["traceback"]) < 5_000
