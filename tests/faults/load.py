@@ -29,8 +29,10 @@ OPTIONS: dict[str, Any] = {
     "shutdown_timeout": 10.0,
 }
 UNDONE = "SELECT EXISTS (SELECT FROM sqlane_jobs WHERE status IN ('pending', 'running') AND created_at <= :until)"
-SLACK = 10.0
+SLACK = 20.0
 """Seconds beyond the bound that is promised, for a busy machine."""
+PATIENCE = 60.0
+"""Seconds to wait for what has to come."""
 
 
 class Load:
@@ -64,20 +66,31 @@ class Load:
         self._fault_end: tuple[float, Any] | None = None
 
     def __enter__(self) -> Self:
-        self.producer.start()
-        for _ in range(self._size):
-            self.add_worker()
-        wait_until(lambda: self.check_alive() or all("started:" in log for log in self.logs), message="a start")
-        self.wait_for_progress()
+        try:
+            self.producer.start()
+            for _ in range(self._size):
+                self.add_worker()
+            self.wait_for_start()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
         for worker in self._workers:
             worker.kill()
             worker.wait()
         self.producer.halt()
+
+    def wait_for_start(self) -> None:
+        """Wait until every worker runs, and jobs are being done."""
+        wait_until(lambda: self.check_alive() or all("started:" in log for log in self.logs), PATIENCE, "all workers")
+        self.wait_for_progress()
 
     def add_worker(self) -> None:
         """One more process, which ends with this one whatever ends it."""
@@ -102,7 +115,7 @@ class Load:
         """Wait until so many more jobs have ended."""
         ended = "SELECT count(*) FROM sqlane_jobs WHERE finished_at IS NOT NULL"
         goal = self.scalar(ended) + jobs
-        wait_until(lambda: self.scalar(ended) >= goal, timeout=30, message=f"{jobs} more ended jobs")
+        wait_until(lambda: self.scalar(ended) >= goal, PATIENCE, f"{jobs} more ended jobs")
 
     def last(self, seconds: float) -> None:
         """Let the fault last so long; the workers are to live through it."""
@@ -157,7 +170,7 @@ class Load:
         assert self._wait_until_done(until), "\n".join(["not recovered", *self.logs])
         return time.monotonic() - began
 
-    def _wait_until_done(self, until: Any, timeout: float = 45.0) -> bool:
+    def _wait_until_done(self, until: Any, timeout: float = PATIENCE) -> bool:
         """Whether all that was enqueued `until` then has ended in time."""
         end = time.monotonic() + timeout
         wait_until(lambda: not self._undone(until) or time.monotonic() > end, timeout + 10)

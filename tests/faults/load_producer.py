@@ -13,7 +13,10 @@ from sqlane_sa.values.ids import new_id
 from tests.faults.load_worker import queue
 
 PAUSE = 0.02
-"""Seconds between two transactions: a load that one worker keeps up with."""
+"""Seconds between two transactions."""
+MAX_BACKLOG = 50
+"""Jobs that wait, at most: a busy machine gets no load that it cannot bear."""
+BACKLOG = sa.text("SELECT count(*) FROM (SELECT FROM sqlane_jobs WHERE status = 'pending' LIMIT :max) AS pending")
 KINDS = ("plain", "plain", "plain", "keyed", "keyed", "effect", "discard")
 KEYS = ("a", "b", "c")
 
@@ -21,8 +24,8 @@ KEYS = ("a", "b", "c")
 class Producer:
     """A thread that enqueues in small transactions, every tenth of which it rolls back.
 
-    An id is in one of: `acknowledged` (COMMIT returned), `unknown` (COMMIT failed: it may have happened), `refused` (the
-    transaction ended before its COMMIT).
+    An id is in one of: `acknowledged` (COMMIT returned), `unknown` (COMMIT failed: it may have happened), `refused`
+    (the transaction ended before its COMMIT).
     """
 
     def __init__(self, url: str) -> None:
@@ -39,6 +42,12 @@ class Producer:
 
     def start(self) -> None:
         self._thread.start()
+
+    def enqueue_one(self, id_: str) -> None:
+        """One plain job from another thread. Raises what its transaction raises."""
+        with self._engine.begin() as conn:
+            queue.enqueue(conn, "plain", {}, id=id_)
+        self.acknowledged.add(id_)
 
     def halt(self) -> None:
         """Begin nothing more, and wait for nothing."""
@@ -66,6 +75,8 @@ class Producer:
         try:
             with self._engine.connect() as conn:
                 transaction = conn.begin()
+                if conn.scalar(BACKLOG, {"max": MAX_BACKLOG}) == MAX_BACKLOG:
+                    return
                 queue.enqueue_many(conn, [self._job(id_) for id_ in ids])
                 if self._random.random() < 0.1:
                     transaction.rollback()

@@ -25,8 +25,9 @@ CREATE TABLE effects (job_id text)"""
 START = sa.text("INSERT INTO runs (job_id, lock_token, mutex_key) VALUES (:id, :token, :key)")
 END = sa.text("UPDATE runs SET ended_at = clock_timestamp() WHERE job_id = :id AND lock_token = :token")
 
-# The database is what fails here, and the notes of a handler with it: that must not use up its attempts.
-PATIENT: dict[str, Any] = {"max_attempts": 1000, "backoff": Backoff(0.2, factor=1)}
+# The database is what fails here, and with it the notes of a handler and the renewals of its lease: that must not use
+# up its attempts or its stalls.
+PATIENT: dict[str, Any] = {"max_attempts": 1000, "max_stalls": 1000, "backoff": Backoff(0.2, factor=1)}
 
 
 def replace_read_only(context: sa.engine.ExceptionContext) -> None:

@@ -9,6 +9,9 @@ import pytest
 from sqlane_sa.demo.server import Server
 from tests.faults.conftest import LONG, StartLoad
 
+# Many seconds of a quiet machine, and minutes of a busy one.
+pytestmark = pytest.mark.timeout(300)
+
 
 @pytest.mark.parametrize(
     ("mode", "outage"),

@@ -7,6 +7,9 @@ import sqlalchemy as sa
 
 from tests.faults.conftest import LONG, StartLoad
 
+# Many seconds of a quiet machine, and minutes of a busy one.
+pytestmark = pytest.mark.timeout(300)
+
 
 @pytest.mark.parametrize("seconds", [3.0, pytest.param(60.0, marks=LONG)])
 def test_a_locked_table(load: StartLoad, database_url: str, seconds: float) -> None:

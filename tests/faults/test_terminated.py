@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.faults.conftest import StartLoad
 from tests.support import wait_until
+
+# Many seconds of a quiet machine, and minutes of a busy one.
+pytestmark = pytest.mark.timeout(300)
 
 OLDEST = """
 SELECT pg_terminate_backend(pid) FROM (
