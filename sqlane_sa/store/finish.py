@@ -225,15 +225,14 @@ def release_many(conn: Connection, /, tables: Tables, *, releases: Sequence[Rele
     held = lock_running(conn, tables, releases)
     rows = [write for write in releases if (write.id, write.lock_token) in held]
     changed = set_pending(conn, tables, RELEASE, [(write.id, write.delay, None) for write in rows])
-    lingers = sorted({write.linger for write in rows if write.linger})
+    # Also when the job is not ours any more (this write came before, or it was recovered): its handler still runs.
+    lingers = sorted({write.linger for write in releases if write.linger})
     if lingers:
         # All at once, before they are changed in groups: keys are locked in one order everywhere.
         lock_holds(conn, tables, releases)
     for linger in lingers:
-        linger_keys(conn, tables, [write for write in rows if write.linger == linger], to_ms(linger))
-    free_keys(
-        conn, tables, [write for write in releases if not (write.linger and (write.id, write.lock_token) in held)]
-    )
+        linger_keys(conn, tables, [write for write in releases if write.linger == linger], to_ms(linger))
+    free_keys(conn, tables, [write for write in releases if not write.linger])
     return changed
 
 

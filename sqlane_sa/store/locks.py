@@ -109,7 +109,8 @@ LINGER = Statement(
 UPDATE {mutexes} AS m
 SET held_until = statement_timestamp() + CAST(:linger_ms AS bigint) * interval '1 millisecond'
 FROM unnest(CAST(:ids AS text[]), CAST(:tokens AS text[])) AS i(id, lock_token)
-WHERE m.mutex_key = ANY(CAST(:keys AS text[])) AND m.job_id = i.id AND m.lock_token = i.lock_token""",
+WHERE m.mutex_key = ANY(CAST(:keys AS text[])) AND m.job_id = i.id AND m.lock_token = i.lock_token
+  AND m.held_until IS NULL""",
     PAIRS | {"keys": TEXTS, "linger_ms": BIG},
 )
 
@@ -145,7 +146,7 @@ def free_keys(conn: Connection, tables: Tables, jobs: Iterable[Locked]) -> None:
 
 
 def linger_keys(conn: Connection, tables: Tables, jobs: Iterable[Locked], linger_ms: int) -> None:
-    """Keep the keys held under these locks for `linger_ms` more, without their jobs."""
+    """Keep the keys held under these locks for `linger_ms` more, without their jobs; what lingers stays as it is."""
     jobs = _keyed(jobs)
     keys = lock_holds(conn, tables, jobs)
     if keys:

@@ -206,7 +206,7 @@ class Model:
         job = self.held(lock)
         if job:
             self._back(job, delay)
-        if job and linger:
+        if linger:
             self.linger(lock, linger)
         else:
             self.free([lock])
@@ -250,7 +250,8 @@ class Model:
 
     def linger(self, lock: Lock, seconds: float) -> None:
         for key in self.keys_of(lock):
-            self.mutexes[key].held_until = Soon(micro(seconds))
+            if self.mutexes[key].held_until is None:
+                self.mutexes[key].held_until = Soon(micro(seconds))
 
     def keys_of(self, lock: Lock) -> list[str]:
         return [
