@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.pool import NullPool, QueuePool
 
 from sqlane_sa.queue import Queue
 from sqlane_sa.sqlstate import sqlstate
@@ -39,4 +40,13 @@ def is_unreachable(error: DBAPIError) -> bool:
 def _check(engine: Engine, queue: Queue) -> None:
     from sqlane_sa import migrations  # loads alembic, which `import sqlane_sa` must not
 
-    migrations.check(engine, queue)
+    migrations.check(_without_idle_connections(engine), queue)
+
+
+def _without_idle_connections(engine: Engine) -> Engine:
+    """The engine, or one like it outside its pool: after a fork, what is idle in there is the other process's."""
+    pool = engine.pool
+    if not (isinstance(pool, QueuePool) and pool.checkedin()):
+        return engine
+    outside = NullPool(pool._creator, dialect=engine.dialect, _dispatch=pool.dispatch)
+    return Engine(outside, engine.dialect, engine.url).execution_options(**engine.get_execution_options())

@@ -6,6 +6,8 @@ import asyncio
 import json
 import logging
 import os
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -14,7 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from sqlane_sa import JobContext, Queue, Worker
+from sqlane_sa import Discard, JobContext, Queue, Worker
 
 queue = Queue()
 engine: sa.Engine
@@ -122,6 +124,57 @@ def pool(payload: Any, ctx: JobContext) -> None:
     with engine.connect() as conn:
         conn.exec_driver_sql("SELECT 1")
         threading.Event().wait(payload["seconds"])
+
+
+@queue.job("patient", timeout=20.0)
+def patient(payload: Any, ctx: JobContext) -> None:
+    """With a timeout of many leases."""
+    note(ctx, "start")
+    time.sleep(payload["seconds"])
+    note(ctx, "end")
+
+
+@queue.job("overlap", max_attempts=2, backoff=lambda attempt: 3600, failure_job="failed")
+def overlap(payload: Any, ctx: JobContext) -> None:
+    """The first run raises late, a later one fails for good at once."""
+    note(ctx, "start")
+    if runs(ctx) > 1:
+        raise Discard("the newer run's word")
+    time.sleep(payload["seconds"])
+    note(ctx, "end")
+    raise ValueError("the older run's word")
+
+
+@queue.job("child")
+def child(payload: Any, ctx: JobContext) -> None:
+    """Waits for a program of its own."""
+    with subprocess.Popen(
+        [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"], stdout=-1
+    ) as program:
+        assert program.stdout is not None
+        program.stdout.readline()
+        note(ctx, "start")
+        program.wait()
+    note(ctx, f"ended:{program.returncode}")
+    if program.returncode:
+        raise subprocess.CalledProcessError(program.returncode, "program")
+
+
+finished = 0
+
+
+def finished_one() -> int:
+    global finished
+    finished += 1
+    return finished
+
+
+@queue.job("fiftieth")
+def fiftieth(payload: Any, ctx: JobContext) -> None:
+    """Just after the 50th has returned, the process is killed; unless it was killed before."""
+    note(ctx, "end")
+    if finished_one() == 50 and "last" not in os.environ["WORKER"]:
+        threading.Timer(0.001, os.kill, (os.getpid(), signal.SIGKILL)).start()
 
 
 if __name__ == "__main__":

@@ -20,6 +20,9 @@ SHORT = {"lease": 1.0, "sweep_interval": 0.2, "stall_delay": 0.1, "poll_interval
 
 Start = Callable[..., subprocess.Popen[str]]
 
+PATIENCE = 60.0
+"""Seconds for what begins with the start of a process, on a machine that has much to do."""
+
 
 @pytest.fixture
 def start(database_url: str, engine: sa.Engine, tmp_path: Path) -> Iterator[Start]:
@@ -28,13 +31,14 @@ def start(database_url: str, engine: sa.Engine, tmp_path: Path) -> Iterator[Star
         conn.exec_driver_sql(app.LEDGER)
     processes: list[subprocess.Popen[str]] = []
 
-    def start_one(name: str = "", **options: Any) -> subprocess.Popen[str]:
+    def start_one(name: str = "", *, start_new_session: bool = False, **options: Any) -> subprocess.Popen[str]:
         with open(tmp_path / f"worker-{len(processes)}.log", "w") as log:
             process = subprocess.Popen(
                 [sys.executable, str(Path(app.__file__)), database_url, json.dumps(SHORT | options)],
                 env=os.environ | {"WORKER": name},
                 stderr=log,
                 text=True,
+                start_new_session=start_new_session,
             )
         processes.append(process)
         return process
@@ -70,11 +74,12 @@ class Watch:
     def wait_for(self, id_: str, event: str = "start", times: int = 1) -> list[Any]:
         return wait_until(
             lambda: found if len(found := self.events(id_, event)) >= times else [],
-            message=f"{times} x {event} of {id_}",
+            PATIENCE,
+            f"{times} x {event} of {id_}",
         )
 
     def wait_status(self, id_: str, *statuses: str) -> Job:
-        return wait_until(lambda: job if (job := self.job(id_)).status in statuses else None, message=f"{statuses}")  # type: ignore[return-value]
+        return wait_until(lambda: job if (job := self.job(id_)).status in statuses else None, PATIENCE, f"{statuses}")  # type: ignore[return-value]
 
 
 @pytest.fixture

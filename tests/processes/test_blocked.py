@@ -26,10 +26,10 @@ def busy_cores() -> Iterator[None]:
         loop.wait()
 
 
-@pytest.mark.parametrize("name", ["sleep", "nap", "block"])
+@pytest.mark.parametrize("name", ["sleep", "nap", "block", "patient"])
 def test_a_long_job_starts_once(start: Start, watch: Watch, enqueue: Enqueue, name: str) -> None:
-    """A15, A17: over several leases, also with the event loop blocked."""
-    id_ = enqueue(name, {"seconds": 4 * LEASE})
+    """A15, A17: over several leases, with and without a timeout of many leases, also with the event loop blocked."""
+    id_ = enqueue(name, {"seconds": 5 * LEASE})
     start("first")
     start("second")
     watch.wait_for(id_, "end")
@@ -52,10 +52,10 @@ def test_a_held_interpreter_costs_no_second_success(start: Start, watch: Watch, 
 
 @pytest.mark.usefixtures("busy_cores")
 def test_renewals_come_in_time_on_busy_cores(start: Start, watch: Watch, enqueue: Enqueue) -> None:
-    """A16, at half the scale of real leases."""
-    ids = [enqueue("sleep", {"seconds": 6}) for _ in range(4)]
-    start("first", lease=3.0, concurrency=2)
-    start("second", lease=3.0, concurrency=2)
+    """A16: 20 jobs over several leases, in two processes; the renewal of a third of a lease is no option."""
+    ids = [enqueue("sleep", {"seconds": 6}) for _ in range(20)]
+    start("first", lease=3.0, concurrency=10)
+    start("second", lease=3.0, concurrency=10)
     for id_ in ids:
         watch.wait_for(id_, "end")
         assert len(watch.events(id_)) == 1

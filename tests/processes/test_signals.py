@@ -63,6 +63,7 @@ def test_a_job_that_waits_for_its_query_is_released(start: Start, watch: Watch, 
 
 
 def test_a_second_signal_does_not_wait(start: Start, watch: Watch, enqueue: Enqueue) -> None:
+    """K121: at once, and the job handed back."""
     id_ = enqueue("sleep", {})
     process = start(shutdown_timeout=3600.0)
     watch.wait_for(id_)
@@ -74,7 +75,7 @@ def test_a_second_signal_does_not_wait(start: Start, watch: Watch, enqueue: Enqu
 
 
 def test_a_third_signal_ends_the_process(start: Start, watch: Watch, enqueue: Enqueue, engine: sa.Engine) -> None:
-    """At once, with the job left to its lease: here the release waits for a lock."""
+    """K121: at once, with the job left to its lease: here the release waits for a lock."""
     id_ = enqueue("sleep", {})
     process = start(shutdown_timeout=3600.0, lease=60.0)
     watch.wait_for(id_)
