@@ -1,0 +1,197 @@
+"""Cuts an operation at a message, looks at what the database then holds, and does the operation again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from sqlane_sa.worker.database import Connector
+from sqlane_sa.worker.deadlines import Deadlines
+from tests.faults.messages import Sender
+from tests.faults.operations import Operation, new_queue
+from tests.faults.proxy import HALF_OPEN, Fault, Link, Proxy
+from tests.faults.state import State, States
+from tests.support import wait_until
+
+TRIES = 5
+_BACKEND = sa.text("SELECT count(*) FROM pg_stat_get_activity(:pid)")
+
+
+@dataclass(frozen=True)
+class Clean:
+    """A run without a fault: the state before it and after it, and its messages."""
+
+    before: State
+    after: State
+    messages: Sequence[tuple[Sender, str]]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What came of one fault. `error` is what the caller got, `took` how long that was in seconds."""
+
+    fault: Fault
+    error: str | None
+    took: float
+    committed: bool
+
+    @property
+    def recovered(self) -> bool:
+        """Committed, and the caller got an error."""
+        return self.committed and self.error is not None
+
+
+class TooSlowError(Exception):
+    """The deadline passed before the fault: the machine is busy."""
+
+
+class Way:
+    """Through the proxy, with an end to each wait: the worker's transactions, and those of a caller."""
+
+    def __init__(self, url: str, deadlines: Deadlines) -> None:
+        self._own = sa.create_engine(url, pool_size=1)
+        self._deadlines = deadlines
+        with self._own.connect():
+            """The dialect is ready before anything is cut."""
+        self._connector = Connector(self._own, deadlines)
+        self._database = self._connector.database()
+
+    @contextmanager
+    def transaction(self, operation: Operation) -> Iterator[sa.Connection]:
+        if operation.by_worker:
+            with self._database.transaction() as conn:
+                yield conn
+            return
+        with self._deadlines.limit(), self._own.connect() as conn:
+            self._deadlines.watch(conn)
+            with conn.begin():
+                yield conn
+
+    def forget(self) -> None:
+        """Begin with a new connection."""
+        self._database.close()
+        self._own.dispose()
+
+    def close(self) -> None:
+        self.forget()
+        self._connector.close()
+
+
+class Lane:
+    """A database of its own, a direct way to it and one through the proxy; one thread at a time."""
+
+    def __init__(self, url: str, proxy: Proxy, deadlines: Deadlines, patient: Deadlines) -> None:
+        self.queue = new_queue()
+        self._states = States(self.queue.tables)
+        self._proxy = proxy
+        self.direct = sa.create_engine(url).connect()
+        through = proxy.url_to(sa.make_url(url).database)
+        self._hurried, self._patient, self._other = (Way(through, each) for each in (deadlines, patient, patient))
+
+    def close(self) -> None:
+        self._hurried.close()
+        self._patient.close()
+        self._other.close()
+        self.direct.close()
+        self.direct.engine.dispose()
+
+    def state(self) -> State:
+        with self.direct.begin():
+            return self._states.read(self.direct)
+
+    def clean(self, operation: Operation) -> Clean:
+        subject = self._prepare(operation)
+        before, link = self.state(), self._link(operation, self._patient)
+        link.count()
+        self._run(operation, subject, self._patient)
+        messages = tuple(link.messages)
+        self._forget()
+        return Clean(before, self.state(), messages)
+
+    def cut(self, operation: Operation, clean: Clean, fault: Fault) -> Cut:
+        """Raises `AssertionError` when the state is neither the one before nor the one after, or the second try does
+        not lead to the one after."""
+        for _ in range(TRIES):
+            try:
+                return self._cut(operation, clean, fault)
+            except TooSlowError:
+                self._forget()
+            except BaseException as error:
+                names = [name for sender, name in clean.messages if sender == fault.sender]
+                error.add_note(f"{operation}: {fault}, which is the last of {names[: fault.n]}")
+                raise
+        raise AssertionError(f"{operation} was not ready for {fault} within its deadline, {TRIES} times")
+
+    def _cut(self, operation: Operation, clean: Clean, fault: Fault) -> Cut:
+        subject = self._prepare(operation)
+        way = self._hurried if fault.act is HALF_OPEN else self._patient
+        link = self._armed(operation, way, fault)
+        began = time.monotonic()
+        error = self._try(operation, subject, way)
+        took = time.monotonic() - began
+        if error is not None and not link.fired:
+            raise TooSlowError
+        assert link.fired, "the message never came"
+        if fault.act is HALF_OPEN:
+            self._look(clean, error)  # the server does not know yet
+        self._end(link)
+        committed = self._look(clean, error)
+        self._forget()
+        self._run(operation, subject, self._other, again=True)
+        assert self.state() == clean.after, "done again, it had another effect than done once"
+        return Cut(fault, error, took, committed)
+
+    def _armed(self, operation: Operation, way: Way, fault: Fault) -> Link:
+        try:
+            link = self._link(operation, way)
+        except sa.exc.DBAPIError as error:
+            raise TooSlowError from error
+        link.arm(fault)
+        return link
+
+    def _prepare(self, operation: Operation) -> Any:
+        with self.direct.begin():
+            self._states.clear(self.direct)
+            return operation.prepare(self.direct, self.queue)
+
+    def _link(self, operation: Operation, way: Way) -> Link:
+        with way.transaction(operation) as conn:
+            return self._proxy.link_of(conn)
+
+    def _run(self, operation: Operation, subject: Any, way: Way, *, again: bool = False) -> None:
+        run = operation.again if again and operation.again else operation.run
+        with way.transaction(operation) as conn:
+            run(conn, self.queue, subject)
+
+    def _try(self, operation: Operation, subject: Any, way: Way) -> str | None:
+        try:
+            self._run(operation, subject, way)
+        except sa.exc.DBAPIError as error:
+            return f"{type(error).__name__}: {str(error.orig).strip()}"
+        return None
+
+    def _look(self, clean: Clean, error: str | None) -> bool:
+        state = self.state()
+        assert state in (clean.before, clean.after), "half done"
+        assert error is not None or state == clean.after, "no error, and nothing was done"
+        return state == clean.after != clean.before
+
+    def _end(self, link: Link) -> None:
+        """The server learns that the connection is gone, as it does from its keepalives."""
+        link.cut()
+        pid = link.backend_pid
+        wait_until(lambda: not self._lives(pid), message=f"the end of backend {pid}")
+
+    def _lives(self, pid: int | None) -> bool:
+        with self.direct.begin():
+            return bool(self.direct.scalar(_BACKEND, {"pid": pid}))
+
+    def _forget(self) -> None:
+        """Also a connection that ended after the last message, which nobody knows yet."""
+        self._hurried.forget()
+        self._patient.forget()

@@ -1,0 +1,116 @@
+"""Black holes: the network swallows everything and tells nobody."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from sqlane_sa import Job, JobContext, Queue, Worker
+from sqlane_sa.worker import deadlines, listener
+from tests.faults.proxy import Proxy
+from tests.support import wait_until
+
+SHORT = {"lease": 1.0, "sweep_interval": 0.2, "stall_delay": 0.1, "shutdown_timeout": 10.0}
+
+
+@pytest.fixture
+def proxy(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """The deadline of a call is a third of the lease, and a listener pings twice a second."""
+    monkeypatch.setattr(deadlines, "SHORTEST", 0.3)
+    monkeypatch.setattr(listener, "PING_INTERVAL", 0.5)
+    with Proxy(database_url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def through(proxy: Proxy) -> Iterator[sa.Engine]:
+    engine = sa.create_engine(proxy.url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def job(engine: sa.Engine, queue: Queue) -> Callable[[str], Job]:
+    def read(id_: str) -> Job:
+        with engine.connect() as conn:
+            job = queue.get(conn, id_)
+        assert job is not None
+        return job
+
+    return read
+
+
+@pytest.fixture
+def enqueue(engine: sa.Engine, queue: Queue) -> Callable[[str], str]:
+    def write(name: str) -> str:
+        with engine.begin() as conn:
+            return queue.enqueue(conn, name).id
+
+    return write
+
+
+def test_a_half_open_listener(
+    proxy: Proxy, through: sa.Engine, queue: Queue, enqueue: Callable[[str], str], job: Callable[[str], Job]
+) -> None:
+    """B34: its ping is not answered, it connects anew, and the worker is woken: long before the next poll in 60 s."""
+    queue.job("quick")(lambda payload: None)
+    with Worker(through, queue, **(SHORT | {"lease": 60.0, "poll_interval": 60.0})):  # type: ignore[arg-type]
+        first = enqueue("quick")
+        wait_until(lambda: job(first).status == "completed")
+        deaf = proxy.find("LISTEN")
+        deaf.black_hole()
+        meanwhile = enqueue("quick")
+        wait_until(lambda: proxy.find("LISTEN") is not deaf, message="a new listener")
+        wait_until(lambda: job(meanwhile).status == "completed", message="what was enqueued while nobody listened")
+        afterwards = enqueue("quick")
+        wait_until(lambda: job(afterwards).status == "completed", message="a wake-up")
+
+
+def test_a_zombie_worker(
+    proxy: Proxy,
+    through: sa.Engine,
+    engine: sa.Engine,
+    queue: Queue,
+    enqueue: Callable[[str], str],
+    job: Callable[[str], Job],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A19: nothing it writes arrives for three leases: it cancels its handler, reports nothing of it, and resumes."""
+    started, cancelled = threading.Event(), threading.Event()
+
+    def handler(payload: Any, ctx: JobContext) -> None:
+        if not started.is_set():
+            started.set()
+            assert ctx.cancelled.wait(30)
+            cancelled.set()
+
+    queue.job("long")(handler)
+    queue.job("after")(lambda payload: None)
+    other = Queue()
+    other.job("long")(lambda payload: None)
+    with Worker(through, queue, **SHORT, poll_interval=0.1):  # type: ignore[arg-type]
+        id_ = enqueue("long")
+        assert started.wait(20)
+        token = job(id_).lock_token
+        proxy.black_hole()
+        assert cancelled.wait(20), "the handler was not told"
+        wait_until(lambda: expired_leases(engine) >= 2, message="two more leases")
+        assert (job(id_).status, job(id_).lock_token) == ("running", token), "something arrived"
+        with Worker(engine, other, **SHORT, poll_interval=0.1):  # type: ignore[arg-type]
+            wait_until(lambda: job(id_).status == "completed", message="the run of another worker")
+        proxy.heal()
+        after = enqueue("after")
+        wait_until(lambda: job(after).status == "completed", message="work of the worker that was cut off")
+    assert (job(id_).stalls, job(id_).attempts) == (1, 1)
+    assert "not renewed for a whole lease; its lease is lost" in caplog.text
+
+
+def expired_leases(engine: sa.Engine) -> float:
+    """For how many leases of a second the oldest running job has not been renewed."""
+    with engine.connect() as conn:
+        age = "SELECT extract(epoch FROM statement_timestamp() - min(locked_until)) FROM sqlane_jobs"
+        return float(conn.exec_driver_sql(f"{age} WHERE status = 'running'").scalar_one())
