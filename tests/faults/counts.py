@@ -109,7 +109,7 @@ WHERE n < others_end
 UNION ALL
 SELECT l.mutex_key, r.job_id, r.n FROM lingers AS l CROSS JOIN LATERAL (
     SELECT c.job_id, c.n FROM runs AS c JOIN sqlane_jobs AS j ON j.id = c.job_id
-    WHERE c.n > l.n AND c.at < l.held_until AND c.at > l.held_until - interval '1 hour'
+    WHERE c.n > l.n AND c.at < l.held_until AND c.at >= l.at - interval '1 second'
     AND l.mutex_key = ANY(j.mutex_keys)) AS r""",
 )
 

@@ -19,7 +19,8 @@ CREATE TABLE moves (
     holder text, writer text, run_at timestamptz, lease_end timestamptz);
 CREATE TABLE lingers (
     n bigint NOT NULL DEFAULT nextval('move_number'), mutex_key text COLLATE "C" NOT NULL,
-    job_id text COLLATE "C" NOT NULL, held_until timestamptz NOT NULL);
+    job_id text COLLATE "C" NOT NULL, at timestamptz NOT NULL DEFAULT statement_timestamp(),
+    held_until timestamptz NOT NULL);
 CREATE TABLE notes (
     n bigint GENERATED ALWAYS AS IDENTITY, at timestamptz NOT NULL DEFAULT clock_timestamp(),
     job_id text COLLATE "C" NOT NULL, token text COLLATE "C" NOT NULL, worker text NOT NULL, event text NOT NULL);

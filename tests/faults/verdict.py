@@ -142,6 +142,9 @@ def judge(
     conn: sa.Connection, times: Times, outages: Sequence[Window] = (), disturbances: Sequence[Window] = ()
 ) -> Verdict:
     """At rest. In `outages` no worker can be asked to go on; in `disturbances` some cannot, and may hold locks."""
+    conn.exec_driver_sql(
+        "SELECT set_config('work_mem', '128MB', false), set_config('maintenance_work_mem', '256MB', false)"
+    )
     conn.exec_driver_sql(PREPARE)
     figures = {name: conn.exec_driver_sql(sql).scalar_one() for name, sql in FIGURES.items()}
     counts = [_counted(conn, *count, times=times) for count in COUNTS]
