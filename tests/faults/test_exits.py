@@ -12,6 +12,8 @@ from tests.faults import exits
 from tests.faults.fleet import LONG, Fleet
 from tests.support import wait_until
 
+pytestmark = pytest.mark.timeout(900 if LONG else 300)
+
 DEADLY = {"os._exit": 3, "segfault": -signal.SIGSEGV, "killed": -signal.SIGKILL, "abort": -signal.SIGABRT}
 FORKS = [
     "fork, and the child returns",

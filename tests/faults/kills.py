@@ -1,0 +1,207 @@
+"""A worker that kills itself at a chosen step, and the counts that must hold wherever it died."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sa
+
+from sqlane_sa import Backoff, Discard, JobContext, Queue, Snooze, Worker, store
+from sqlane_sa.worker.database import Database
+from sqlane_sa.worker.running import RunningJobs
+from tests.faults.fleet import Fleet
+from tests.processes import app
+
+queue = Queue()
+OFTEN: Mapping[str, Any] = {"max_stalls": 1000, "backoff": Backoff(base=0.01, jitter=0.0)}
+OPERATIONS = ("claim_plain", "claim", "complete", "retry_many", "release_many", "fail", "renew_leases", "recover_stale")
+MOMENTS = ("before", "written", "committed")
+STEPS = ("handler start", "handler end", *(f"{operation} {moment}" for operation in OPERATIONS for moment in MOMENTS))
+
+LEDGER = """
+CREATE FUNCTION released() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO ledger (job_id, event) VALUES (NEW.id, 'released'); RETURN NULL; END $$;
+CREATE TRIGGER released AFTER UPDATE ON sqlane_jobs FOR EACH ROW
+    WHEN (OLD.status = 'running' AND NEW.status = 'pending' AND NEW.attempts = OLD.attempts AND NEW.stalls = OLD.stalls)
+    EXECUTE FUNCTION released()"""
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+    threading.Event().wait()
+
+
+@queue.job("quick", mutex_keys=lambda p: p.get("keys"), **OFTEN)
+def quick(payload: Any, ctx: JobContext) -> None:
+    app.note(ctx, "start")
+    app.note(ctx, "end")
+
+
+@queue.job("async", **OFTEN)
+async def asynchronous(payload: Any, ctx: JobContext) -> None:
+    app.note(ctx, "start")
+    app.note(ctx, "end")
+
+
+@queue.job("slow", **OFTEN)
+def slow(payload: Any, ctx: JobContext) -> None:
+    """Long enough for a renewal."""
+    app.note(ctx, "start")
+    time.sleep(payload.get("seconds", 0.6))
+    app.note(ctx, "end")
+
+
+@queue.job("retries", **OFTEN)
+def retries(payload: Any, ctx: JobContext) -> None:
+    app.note(ctx, "start")
+    if ctx.attempt == 1:
+        raise ValueError("the first attempt fails")
+    app.note(ctx, "end")
+
+
+@queue.job("snoozes", **OFTEN)
+def snoozes(payload: Any, ctx: JobContext) -> None:
+    app.note(ctx, "start")
+    if app.runs(ctx) == 1:
+        raise Snooze(0.01)
+    app.note(ctx, "end")
+
+
+@queue.job("fails", failure_job="reaction", **OFTEN)
+def fails(payload: Any, ctx: JobContext) -> None:
+    app.note(ctx, "start")
+    raise Discard("for good")
+
+
+@queue.job("reaction", **OFTEN)
+def reaction(payload: Any, ctx: JobContext) -> None:
+    app.note(ctx, "start")
+
+
+@queue.job("effect", transactional=True, **OFTEN)
+def effect(payload: Any, ctx: JobContext) -> None:
+    app.note(ctx, "start")
+    ctx.connection.execute(sa.text("INSERT INTO ledger (job_id, event) VALUES (:id, 'effect')"), {"id": ctx.id})
+
+
+@queue.job("contest", failure_job="reaction", **OFTEN)
+def contest(payload: Any, ctx: JobContext) -> None:
+    """The first run succeeds after a while; a later one fails for good at once."""
+    app.note(ctx, "start")
+    if app.runs(ctx) > 1:
+        raise Discard("for good")
+    time.sleep(payload["seconds"])
+    app.note(ctx, "end")
+
+
+def serve(url: str, options: dict[str, Any]) -> None:
+    """`kill_at` is a step of `STEPS`; `kill_after` the number of the handler after whose return to die."""
+    logging.basicConfig(level=logging.WARNING)
+    app.engine = sa.create_engine(url)
+    step, number = options.pop("kill_at", None), options.pop("kill_after", None)
+    if step is not None:
+        kill_at(*step.rsplit(" ", 1))
+    if number is not None:
+        kill_after(number)
+    Worker(app.engine, queue, **options).run()
+
+
+def kill_at(operation: str, moment: str) -> None:
+    if operation == "handler":
+        kill_in_handler(moment)
+    else:
+        kill_in_store(operation, moment)
+
+
+def kill_in_handler(moment: str) -> None:
+    note = app.note
+
+    def note_and_die(ctx: JobContext, event: str) -> None:
+        note(ctx, event)
+        if event == moment:
+            die()
+
+    app.note = note_and_die
+
+
+def kill_in_store(operation: str, moment: str) -> None:
+    """Die before the first call with something to do, after its statements, or after their commit."""
+    call: Callable[..., Any] = getattr(store, operation)
+    written = threading.Event()
+
+    def call_and_die(*arguments: Any, **options: Any) -> Any:
+        if moment == "before" and any(options.get(name) for name in ("lanes", "candidate_ids", "jobs", "job", "id")):
+            die()
+        if moment == "before" and (options.get("retries") or options.get("releases")):
+            die()
+        result = call(*arguments, **options)
+        if getattr(result, "changed", result):
+            written.set()
+            if moment == "written":
+                die()
+        return result
+
+    setattr(store, operation, call_and_die)
+    if moment == "committed":
+        kill_after_commit(written)
+
+
+def kill_after_commit(written: threading.Event) -> None:
+    transaction = Database.transaction
+
+    @contextmanager
+    def transaction_and_die(database: Database) -> Iterator[sa.Connection]:
+        with transaction(database) as conn:
+            yield conn
+        if written.is_set():
+            die()
+
+    Database.transaction = transaction_and_die  # type: ignore[method-assign]
+
+
+def kill_after(number: int) -> None:
+    finish, lock, ended = RunningJobs.finish, threading.Lock(), [0]
+
+    def finish_and_die(jobs: RunningJobs, *arguments: Any) -> None:
+        finish(jobs, *arguments)
+        with lock:
+            ended[0] += 1
+            if ended[0] >= number:
+                die()
+
+    RunningJobs.finish = finish_and_die  # type: ignore[method-assign]
+
+
+def count_releases(fleet: Fleet) -> None:
+    with fleet.engine.begin() as conn:
+        conn.exec_driver_sql(LEDGER)
+
+
+def check_counts(fleet: Fleet, ids: list[str]) -> None:
+    """What holds at every moment: nothing lost, one failure job for each failure, one effect for each completion."""
+    found = {row.id for row in fleet.rows("SELECT id FROM sqlane_jobs")}
+    assert set(ids) <= found, "lost"
+    counts = (
+        "SELECT count(*) FILTER (WHERE status = 'failed'), count(*) FILTER (WHERE job_name = 'reaction'),"
+        " count(*) FILTER (WHERE status = 'completed' AND job_name = 'effect') FROM sqlane_jobs"
+    )
+    ((failed, reactions, effects),) = fleet.rows(counts)
+    assert failed == reactions
+    assert fleet.rows("SELECT count(*), count(DISTINCT job_id) FROM ledger WHERE event = 'effect'") == [(effects,) * 2]
+
+
+def check_starts(fleet: Fleet) -> None:
+    """At rest: each start is one of the job's attempts, stalls or releases."""
+    unexplained = fleet.rows(
+        "SELECT j.id, job_name, attempts, stalls, s.starts, s.releases FROM sqlane_jobs AS j JOIN (SELECT job_id,"
+        " count(*) FILTER (WHERE event = 'start') AS starts, count(*) FILTER (WHERE event = 'released') AS releases"
+        " FROM ledger GROUP BY job_id) AS s ON s.job_id = j.id WHERE starts > attempts + stalls + releases"
+    )
+    assert unexplained == []
