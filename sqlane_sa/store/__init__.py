@@ -26,7 +26,7 @@ from sqlane_sa.store.locks import find_locked
 from sqlane_sa.store.payloads import INLINE_BYTES, read_payload_texts, read_payloads
 from sqlane_sa.store.probe import Lane, next_keyed, next_linger_end, probe, probe_lanes
 from sqlane_sa.store.recall import recall
-from sqlane_sa.store.recovery import Recovery, find_stale, recover_stale
+from sqlane_sa.store.recovery import Recovery, find_stale, recover_stale, recover_stale_many
 from sqlane_sa.store.sleepers import awake, fall_asleep, sweep_sleepers, wake
 from sqlane_sa.store.sweep import MutexSweep, WaitsSweep, delete_expired, make_due, sweep_mutexes, sweep_waits
 from sqlane_sa.store.tuning import pin_plans, wait_briefly
@@ -71,6 +71,7 @@ __all__ = [
     "read_payloads",
     "recall",
     "recover_stale",
+    "recover_stale_many",
     "release",
     "release_many",
     "renew_leases",

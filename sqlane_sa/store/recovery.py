@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -34,9 +34,9 @@ LOCK_STALE = Statement(
     """
 SELECT id, job_name, lock_token, locked_by, attempts, max_attempts, stalls, max_stalls, mutex_keys, failure_job,
        failed_retention_ms
-FROM {jobs} WHERE id = :id AND status = 'running' AND locked_until < statement_timestamp()
+FROM {jobs} WHERE id = ANY(CAST(:ids AS text[])) AND status = 'running' AND locked_until < statement_timestamp()
 FOR UPDATE SKIP LOCKED""",
-    {"id": TEXT},
+    {"ids": TEXTS},
     {
         "id": TEXT,
         "job_name": TEXT,
@@ -86,17 +86,45 @@ def recover_stale(
     min(stall_delay x 2^stalls, 1 h) seconds, one stall more and no attempt used; when its stalls had reached
     max_stalls it fails for good, with its failure job as in `fail`.
     """
-    row = conn.execute(LOCK_STALE.on(tables), {"id": id}).one_or_none()
-    if row is None:
-        return Recovery(id, None)
-    linger_keys(conn, tables, [JobLock(row.id, row.lock_token)], to_ms(seconds(lease, "lease")))
-    error = _stalled(row)
-    if row.stalls >= row.max_stalls:
-        failure = fail_locked(conn, tables, row, error, build_failure_job, stalls=1)
-        return Recovery(id, "failed", row.stalls + 1, 0.0, failure, row.job_name, row.locked_by)
-    delay = stall_backoff(seconds(stall_delay, "stall_delay"), row.stalls)
-    set_pending(conn, tables, STALL, [(id, delay, error)])
-    return Recovery(id, "pending", row.stalls + 1, delay, None, row.job_name, row.locked_by)
+    return recover_stale_many(
+        conn, tables, ids=[id], lease=lease, stall_delay=stall_delay, build_failure_job=build_failure_job
+    )[0]
+
+
+def recover_stale_many(
+    conn: Connection,
+    /,
+    tables: Tables,
+    *,
+    ids: Sequence[str],
+    lease: float | timedelta,
+    stall_delay: float | timedelta = 30.0,
+    build_failure_job: FailureBuilder | None = None,
+) -> list[Recovery]:
+    """`recover_stale` for many jobs at once; a result for each, in their order."""
+    rows = conn.execute(LOCK_STALE.on(tables), {"ids": list(ids)}).all() if ids else []
+    linger_keys(conn, tables, [JobLock(row.id, row.lock_token) for row in rows], to_ms(seconds(lease, "lease")))
+    delay = seconds(stall_delay, "stall_delay")
+    failed = {
+        row.id: fail_locked(conn, tables, row, _stalled(row), build_failure_job, stalls=1)
+        for row in rows
+        if row.stalls >= row.max_stalls
+    }
+    delays = {row.id: stall_backoff(delay, row.stalls) for row in rows if row.id not in failed}
+    set_pending(conn, tables, STALL, [(row.id, delays[row.id], _stalled(row)) for row in rows if row.id in delays])
+    recovered = {
+        row.id: Recovery(
+            row.id,
+            "failed" if row.id in failed else "pending",
+            row.stalls + 1,
+            delays.get(row.id, 0.0),
+            failed.get(row.id),
+            row.job_name,
+            row.locked_by,
+        )
+        for row in rows
+    }
+    return [recovered.get(id_, Recovery(id_, None)) for id_ in ids]
 
 
 def stall_backoff(stall_delay: float, stalls: int) -> float:

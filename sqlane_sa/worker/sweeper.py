@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+
+from sqlalchemy.exc import DBAPIError
 
 from sqlane_sa import store
 from sqlane_sa.queue import Queue
+from sqlane_sa.sqlstate import sqlstate
 from sqlane_sa.worker.database import Database
 from sqlane_sa.worker.outcomes import is_hopeless, is_locked, report_failure_job
 from sqlane_sa.worker.service import first_line
@@ -18,6 +21,8 @@ log = logging.getLogger("sqlane_sa.worker")
 BATCH = 1000
 MAX_BATCHES = 50
 """Of each kind in one round, so that a long backlog of one does not keep the others waiting for ever."""
+QUERY_CANCELED = "57014"
+RECOVERED_AT_ONCE = 100
 
 
 class Sweeper:
@@ -29,12 +34,15 @@ class Sweeper:
         self._interval = interval
         self._lease = lease
         self._stall_delay = stall_delay
+        self._limit = BATCH
         self._after_key = ""
         self._interrupted_at: str | None = None
+        self._apart = False
 
     def run_once(self) -> float:
         """One round of everything; seconds until the next, with jitter, so that workers do not sweep in step."""
         locked: Exception | None = None
+        self._limit = min(2 * self._limit, BATCH)
         for part in (
             self.recover,
             partial(self._repeat, self._sweep_mutexes),
@@ -52,14 +60,32 @@ class Sweeper:
         return self._interval * random.uniform(0.9, 1.1)
 
     def recover(self) -> None:
-        """Each stale job in a transaction of its own: one that cannot be recovered does not hold up the others, nor
-        does one at which the connection was lost, which is tried last the next time."""
+        """Many at once, for when a machine dies they are many. Where that failed, each in a transaction of its own: one
+        that cannot be recovered does not hold up the others, nor does one at which the connection was lost, which is
+        tried last the next time."""
         with self._database.transaction() as conn:
             stale = store.find_stale(conn, self._queue.tables, limit=BATCH)
+        if len(stale) > 1 and not self._apart:
+            self._apart = True  # unless it works
+            self._recover_together(stale)
+        else:
+            self._recover_apart(stale)
+        self._apart = False
+
+    def _recover_together(self, stale: Sequence[str]) -> None:
+        try:
+            for start in range(0, len(stale), RECOVERED_AT_ONCE):
+                self._recover(stale[start : start + RECOVERED_AT_ONCE])
+        except Exception as error:
+            if not (is_locked(error) or is_hopeless(error)):
+                raise
+            self._recover_apart(stale)
+
+    def _recover_apart(self, stale: Sequence[str]) -> None:
         locked: Exception | None = None
         for id_ in sorted(stale, key=lambda id_: id_ == self._interrupted_at):
             try:
-                self._recover_one(id_)
+                self._recover([id_])
             except Exception as error:
                 if is_locked(error):
                     locked = error
@@ -71,42 +97,37 @@ class Sweeper:
         if locked is not None:
             raise locked
 
-    def _recover_one(self, id_: str) -> None:
+    def _recover(self, ids: Sequence[str]) -> None:
         tables = self._queue.tables
         with self._database.transaction() as conn:
-            recovery = store.recover_stale(
+            recoveries = store.recover_stale_many(
                 conn,
                 tables,
-                id=id_,
+                ids=ids,
                 lease=self._lease,
                 stall_delay=self._stall_delay,
                 build_failure_job=self._queue.build_failure_job,
             )
-            # A sleeping worker has to learn when the job is due again.
+            # A sleeping worker has to learn when the jobs are due again.
             store.wake(conn, tables)
-        if recovery.status == "pending":
-            log.warning(
-                "job %s (%s) of %s stalled (%d); due again in %.1f s",
-                id_, recovery.name, recovery.locked_by, recovery.stalls, recovery.delay,
-            )  # fmt: skip
-        elif recovery.failure is not None:
-            log.error(
-                "job %s (%s) of %s stalled once too often (%d) and failed for good",
-                id_,
-                recovery.name,
-                recovery.locked_by,
-                recovery.stalls,
-            )
-            report_failure_job(id_, recovery.name, recovery.failure)
+        for recovery in recoveries:
+            _report(recovery)
 
-    def _repeat(self, batch: Callable[[], int]) -> None:
+    def _repeat(self, batch: Callable[[int], int]) -> None:
+        """Batch after batch; smaller ones where the database's statement timeout is too short for these."""
         for _ in range(MAX_BATCHES):
-            if batch() < BATCH:
-                return
+            limit = self._limit
+            try:
+                if batch(limit) < limit:
+                    return
+            except DBAPIError as error:
+                if sqlstate(error) != QUERY_CANCELED or limit == 1:
+                    raise
+                self._limit = limit // 2
 
-    def _sweep_mutexes(self) -> int:
+    def _sweep_mutexes(self, limit: int) -> int:
         with self._database.transaction() as conn:
-            return max(store.sweep_mutexes(conn, self._queue.tables, limit=BATCH))
+            return max(store.sweep_mutexes(conn, self._queue.tables, limit=limit))
 
     def _sweep_lines(self) -> None:
         with self._database.transaction() as conn:
@@ -114,6 +135,23 @@ class Sweeper:
             store.sweep_sleepers(conn, self._queue.tables)
         self._after_key = swept.after_key
 
-    def _delete_expired(self) -> int:
+    def _delete_expired(self, limit: int) -> int:
         with self._database.transaction() as conn:
-            return store.delete_expired(conn, self._queue.tables, limit=BATCH)
+            return store.delete_expired(conn, self._queue.tables, limit=limit)
+
+
+def _report(recovery: store.Recovery) -> None:
+    if recovery.status == "pending":
+        log.warning(
+            "job %s (%s) of %s stalled (%d); due again in %.1f s",
+            recovery.id, recovery.name, recovery.locked_by, recovery.stalls, recovery.delay,
+        )  # fmt: skip
+    elif recovery.failure is not None:
+        log.error(
+            "job %s (%s) of %s stalled once too often (%d) and failed for good",
+            recovery.id,
+            recovery.name,
+            recovery.locked_by,
+            recovery.stalls,
+        )
+        report_failure_job(recovery.id, recovery.name, recovery.failure)
