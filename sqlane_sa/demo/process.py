@@ -75,7 +75,7 @@ def _keep(command: list[str], folder: Folder, started: Future[subprocess.Popen[b
 
 def _start(command: list[str], folder: Folder) -> subprocess.Popen[bytes]:
     with folder.log.open("ab") as log:
-        return subprocess.Popen(
+        return subprocess.Popen(  # nosec B603
             command,
             stdin=subprocess.DEVNULL,
             stdout=log,
