@@ -20,11 +20,12 @@ from tests.store.test_stale_tokens import WRITES, everything
 Check = Callable[[sa.Engine], None]
 QUEUE = Queue()
 TABLES = QUEUE.tables
+CI_SEQUENCES = 200
 HELD_OUT = "SET LOCAL lock_timeout = '100ms'"
 
 
 def sequences(engine: sa.Engine) -> None:
-    run_sequences(engine, 40, shrink=False)
+    run_sequences(engine, CI_SEQUENCES, shrink=False)
 
 
 def operations(engine: sa.Engine) -> None:
@@ -37,21 +38,22 @@ def operations(engine: sa.Engine) -> None:
         stage.close()
 
 
+PAIRS = (
+    *(("expired", "take over", f"old: {what}") for what in ("complete", "renew", "mark", "retry")),
+    ("expired", "old: complete", "recover, if it is stale"),
+    ("again", "take over", "claim next"),
+    ("again", "claim plain", "claim plain"),
+    ("again", "claim other", "claim other"),
+    ("again", "claim other", "sweep"),
+)
+
+
 def permutations(engine: sa.Engine) -> None:
     """Pairs of which each shows another missing lock, at every barrier."""
+    assert set(PAIRS) <= set(pairs())
     stage = Stage(engine)
     try:
-        wanted = {
-            ("take over", "old: complete"),
-            ("take over", "old: renew"),
-            ("take over", "old: mark"),
-            ("take over", "old: retry"),
-            ("new: retry", "recover"),
-            ("take over", "claim"),
-            ("claim other", "sweep"),
-            ("sweep", "claim other"),
-        }
-        play_pairs(stage, [pair for pair in pairs() if pair[1:] in wanted])
+        play_pairs(stage, PAIRS)
     finally:
         stage.close()
 

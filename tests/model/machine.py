@@ -79,6 +79,22 @@ def new_jobs(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+LATE = ("renew", "mark", "complete", "retry", "release", "linger", "fail")
+
+
+def late_write(lock: Lock, kind: str) -> Operation:
+    writes = {
+        "renew": op.renew([lock], TICK),
+        "mark": op.mark([lock]),
+        "complete": op.complete([lock]),
+        "retry": op.retry(lock, TICK, None),
+        "release": op.release(lock, TICK, None),
+        "linger": op.release(lock, TICK, TICK),
+        "fail": op.fail(lock, ERROR, None),
+    }
+    return writes[kind]
+
+
 class StoreMachine(RuleBasedStateMachine):
     engine: sa.Engine
 
@@ -253,9 +269,9 @@ class StoreMachine(RuleBasedStateMachine):
         for id_ in self.step(op.find_stale(limit)):
             self.step(op.recover(id_, lease * TICK, delay * TICK, self.builder(kind)))
 
-    @rule(chosen=index, how=st.sampled_from(("released", "retried", "recovered")))
-    def start_again(self, chosen: int, how: str) -> None:
-        """A running job is lost and runs again under another token: whoever writes under the old one is too late."""
+    @rule(chosen=index, how=st.sampled_from(("released", "retried", "recovered")), late=st.sampled_from(LATE))
+    def start_again(self, chosen: int, how: str, late: str) -> None:
+        """A running job is lost and runs again under another token; then a write under the old one comes too late."""
         held = [lock for lock in self.locks[::-1] if self.model.held(lock)]
         for lock in held[chosen % len(held) :][:1] if held else []:
             if how == "released":
@@ -266,6 +282,7 @@ class StoreMachine(RuleBasedStateMachine):
                 self.advance(MAX_LEASE + 1)
                 self.step(op.recover(lock.id, 0, 0, None))
             self.started(op.claim([lock.id], f"again-{self.number()}", MAX_LEASE * TICK))
+            self.step(late_write(Lock(lock.id, lock.lock_token), late))
 
     @rule(chosen=indexes, lease=ticks)
     def recover_any(self, chosen: list[int], lease: int) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import sqlalchemy as sa
 
 from tests.model.invariants import FIFO, INVARIANTS, union
 from tests.model.reference import Model
-from tests.model.rows import TIMES, Hold, JobRow, Place, Soon
+from tests.model.rows import SECOND, TIMES, Hold, JobRow, Place, Soon
 
 _MICRO = "CAST(extract(epoch FROM {0}) * 1000000 AS bigint)"
 
@@ -90,13 +89,17 @@ def _flat(model: Model) -> dict[tuple[str, ...], Any]:
     return flat
 
 
-def shape(model: Model) -> Any:
-    """The state without its times: which of them are set, and everything else."""
-    jobs = {id_: _without_times(asdict(job)) for id_, job in model.jobs.items()}
-    holds = {key: _without_times(asdict(hold)) for key, hold in model.mutexes.items()}
-    return jobs, dict(model.payloads), holds, set(model.waits)
+def shape(model: Model, unit: float) -> Any:
+    """The state with each time in whole units of so many seconds from now: all that two runs of one order share."""
 
+    def coarse(name: str, value: Any) -> Any:
+        if name not in TIMES and name != "held_until":
+            return value
+        after = value.after if isinstance(value, Soon) else value and value - model.now
+        return value if value is None else round(after / SECOND / unit)
 
-def _without_times(row: dict[str, Any]) -> dict[str, Any]:
-    times = {*TIMES, "held_until"}
-    return {name: value is not None if name in times else value for name, value in row.items()}
+    def rows(table: dict[str, Any]) -> Any:
+        return {key: {name: coarse(name, value) for name, value in vars(row).items()} for key, row in table.items()}
+
+    places = {place: coarse("run_at", run_at) for place, run_at in model.waits.items()}
+    return rows(model.jobs), dict(model.payloads), rows(model.mutexes), places

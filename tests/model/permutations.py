@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from tests.model.observed import compare, observe, shape
-from tests.model.operations import Operation
+from tests.model.operations import TICK, Operation
 from tests.model.reference import Model
 from tests.model.scenes import ASIDE, ENDS, NEW, OLD, OPERATIONS, ROW, SCENES, TABLE_NAMES, prepare
 from tests.support import wait_until
@@ -144,7 +144,7 @@ def judge(case: Case, before: Model, results: Sequence[Any], seen: Model) -> Non
     assert len(ends) == len(set(ends)), f"{case}: one start has ended twice: {ended}"
     if "delete by hand" not in case.names:
         assert not seen.violations, f"{case}: {seen.violations}"
-    outcome = ([result for _, result in done], shape(seen))
+    outcome = ([result for _, result in done], shape(seen, TICK))
     outcomes = list(serial_outcomes(before, done))
     assert outcome in outcomes, f"{case}: {outcome} is none of {outcomes}"
 
@@ -171,7 +171,7 @@ def serial_outcomes(before: Model, done: Sequence[tuple[str, Any]]) -> Iterator[
             for n in sequence:
                 results[n] = OPERATIONS[done[n][0]].predict(model, done[n][1])
                 model.remove_all()
-            yield results, shape(model)
+            yield results, shape(model, TICK)
 
 
 def is_idle(result: Any) -> bool:

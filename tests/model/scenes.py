@@ -3,7 +3,7 @@
 One job with two keys has run under the token "old"; in the scene "again" it was recovered and runs under "new", in the
 scene "expired" its lease has ended and nobody has recovered it. Another waits for one of its keys, a third for a key
 whose linger has ended, and a fourth is finished and has expired. Others are there to be left alone: not due yet, not
-expired yet, waiting for a key that lingers, or for one of two keys.
+expired yet, waiting for a key that lingers, for one of two keys, or behind another in a line.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def together(name: str, *parts: Operation) -> Operation:
 def writes(token: str) -> dict[str, Operation]:
     lock = Lock(JOB, token)
     return {
-        f"{token}: renew": op.renew([lock], TICK),
+        f"{token}: renew": op.renew([lock], 5 * TICK),
         f"{token}: mark": op.mark([lock]),
         f"{token}: complete": op.complete([lock]),
         f"{token}: retry": op.retry(lock, 0, {}),
@@ -124,17 +124,19 @@ TAKE_OVER = together("take over", end_lease(JOB), recover(JOB), end_lingers(), s
 ROW = {
     "recover": together("recover", end_lease(JOB), recover(JOB)),
     "take over": TAKE_OVER,
+    "recover, if it is stale": recover(JOB),
     "claim": start(JOB, "newest"),
     "claim next": start(NEXT, "next"),
     "delete by hand": op.delete_by_hand(JOB),
 }
 ASIDE = {
     "claim other": start(OTHER, "other"),
+    "claim plain": start("plain", "p"),
     "sweep": op.sweep_mutexes(100),
     "delete expired": op.delete_expired(100),
 }
 OPERATIONS = OLD | NEW | ROW | ASIDE
-IDS = (JOB, NEXT, OTHER, ENDED, "pair", "plain", "later", "later keyed", "lingering", "done")
+IDS = (JOB, NEXT, OTHER, ENDED, "pair", "plain", "later", "later keyed", "lingering", "done", "crossed")
 # Where nobody else works, these show what the row operations do not.
 ALONE = {
     "candidates": op.candidates({"a": 20}, None, 500),
@@ -144,7 +146,6 @@ ALONE = {
     "claim the pair": op.claim(["pair"], "all", TICK, take_all=True),
     "claim the next two": op.claim([NEXT, "lingering"], "all", TICK, take_all=True),
     "claim plain": op.claim_plain([("a", 0, 20)], "all", TICK),
-    "recover, if it is stale": op.recover(JOB, TICK, 0, reaction),
     "find stale": op.find_stale(10),
     "insert again": op.insert([new_job(id) for id in (JOB, "plain", "another")]),
     "sweep waits": op.sweep_waits(),
@@ -167,7 +168,8 @@ def prepare(conn: sa.Connection, scene: str) -> None:
     _claim(conn, JOB, "old")
     store.insert_jobs(conn, TABLES, jobs=[new_job(NEXT, "k"), new_job("pair", "e", "k"), new_job("plain")])
     later = [new_job("later", delay=TICK), new_job("later keyed", "y", delay=TICK)]
-    store.insert_jobs(conn, TABLES, jobs=[*later, new_job("lingering", "x"), new_job("done")])
+    line = [new_job("first in line", "q"), new_job("second in line", "q"), new_job("crossed", "q", "r")]
+    store.insert_jobs(conn, TABLES, jobs=[*later, *line, new_job("lingering", "x"), new_job("done")])
     end_lease(JOB).run(conn)
     if scene != "expired":
         store.recover_stale(conn, TABLES, id=JOB, lease=TICK, stall_delay=0)
