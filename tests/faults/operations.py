@@ -163,7 +163,7 @@ def nothing(conn: sa.Connection, queue: Queue) -> None:
     """Nothing to begin with."""
 
 
-def fall_asleep(conn: sa.Connection, queue: Queue, duration: float = LEASE) -> None:
+def asleep(conn: sa.Connection, queue: Queue, duration: float = 60) -> None:
     store.fall_asleep(conn, queue.tables, worker_id="worker", duration=duration)
 
 
@@ -188,12 +188,8 @@ WORKER = [
     Operation("sweep_mutexes", swept, lambda c, q, _: store.sweep_mutexes(c, q.tables, limit=10)),
     Operation("sweep_waits", swept, sweep_lines),
     Operation("delete_expired", expired, lambda c, q, _: store.delete_expired(c, q.tables, limit=10)),
-    Operation(
-        "fall_asleep", nothing, lambda c, q, _: store.fall_asleep(c, q.tables, worker_id="worker", duration=LEASE)
-    ),
-    Operation(
-        "awake", lambda c, q: fall_asleep(c, q, 60), lambda c, q, _: store.awake(c, q.tables, worker_id="worker")
-    ),
+    Operation("fall_asleep", nothing, lambda c, q, _: asleep(c, q, LEASE)),
+    Operation("awake", asleep, lambda c, q, _: store.awake(c, q.tables, worker_id="worker")),
 ]
 
 

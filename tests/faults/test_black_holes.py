@@ -14,13 +14,15 @@ from sqlane_sa.worker import deadlines, listener
 from tests.faults.proxy import Proxy
 from tests.support import wait_until
 
-SHORT = {"lease": 1.0, "sweep_interval": 0.2, "stall_delay": 0.1, "shutdown_timeout": 10.0}
+LEASE = 2.0
+SHORT = {"lease": LEASE, "sweep_interval": 0.2, "stall_delay": 0.1, "shutdown_timeout": 10.0}
 
 
 @pytest.fixture
 def proxy(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """The deadline of a call is a third of the lease, and a listener pings twice a second."""
-    monkeypatch.setattr(deadlines, "SHORTEST", 0.3)
+    """The deadline of a call is a second whatever the lease, and a listener pings twice a second."""
+    monkeypatch.setattr(deadlines, "SHORTEST", 1.0)
+    monkeypatch.setattr(deadlines, "LONGEST", 1.0)
     monkeypatch.setattr(listener, "PING_INTERVAL", 0.5)
     with Proxy(database_url) as proxy:
         yield proxy
@@ -110,7 +112,7 @@ def test_a_zombie_worker(
 
 
 def expired_leases(engine: sa.Engine) -> float:
-    """For how many leases of a second the oldest running job has not been renewed."""
+    """For how many leases the oldest running job has not been renewed."""
     with engine.connect() as conn:
         age = "SELECT extract(epoch FROM statement_timestamp() - min(locked_until)) FROM sqlane_jobs"
-        return float(conn.exec_driver_sql(f"{age} WHERE status = 'running'").scalar_one())
+        return float(conn.exec_driver_sql(f"{age} WHERE status = 'running'").scalar_one()) / LEASE
