@@ -22,6 +22,8 @@ INSERT INTO sqlane_jobs (id, job_name, status, finished_at, expires_at)
 SELECT 'old-' || n, 'old', CASE n % 2 WHEN 0 THEN 'completed' ELSE 'failed' END,
     now() - interval '2 h', now() - interval '1 h' - n * interval '1 ms' FROM generate_series(1, :n) AS n"""
 
+PATIENCE = 60.0
+
 LEFT = "SELECT count(*) FROM sqlane_jobs WHERE job_name = 'old'"
 
 
@@ -30,6 +32,19 @@ class Transactions:
 
     def __init__(self, engine: sa.Engine) -> None:
         self.transaction = engine.begin
+
+
+def limit_deletes(sql: Sql, rows: int) -> None:
+    """A DELETE of more rows ends as at the statement timeout."""
+    sql(
+        "CREATE FUNCTION count_deleted() RETURNS trigger LANGUAGE plpgsql AS $$"
+        " DECLARE n bigint; BEGIN SELECT count(*) INTO n FROM gone;"
+        f" IF n > {rows} THEN RAISE query_canceled USING MESSAGE = 'a batch of ' || n; END IF; RETURN NULL; END $$"
+    )
+    sql(
+        "CREATE TRIGGER count_deleted AFTER DELETE ON sqlane_jobs REFERENCING OLD TABLE AS gone"
+        " FOR EACH STATEMENT EXECUTE FUNCTION count_deleted()"
+    )
 
 
 def test_two_sweepers_hand_a_job_back_once(
@@ -87,27 +102,44 @@ def test_a_backlog_of_expired_jobs_shrinks_with_every_sweep(
     meanwhile."""
     n = 70_000
     sql(EXPIRED, n=n)
-    sql(
-        "CREATE FUNCTION count_deleted() RETURNS trigger LANGUAGE plpgsql AS $$"
-        " DECLARE n bigint; BEGIN SELECT count(*) INTO n FROM gone;"
-        " IF n > 1000 THEN RAISE query_canceled USING MESSAGE = 'a batch of ' || n; END IF; RETURN NULL; END $$"
-    )
-    sql(
-        "CREATE TRIGGER count_deleted AFTER DELETE ON sqlane_jobs REFERENCING OLD TABLE AS gone"
-        " FOR EACH STATEMENT EXECUTE FUNCTION count_deleted()"
-    )
+    limit_deletes(sql, 1000)
     sql(f"ALTER DATABASE {engine.url.database} SET statement_timeout = '2s'")
     queue.job("quick")(lambda payload: None)
     worker = work(sweep_interval=0.05)
     seen = {n}
-    while (left := sql(LEFT)[0][0]) > 0:
-        seen.add(left)
+
+    def shrinks_to_nothing() -> bool:
         quick = enqueue("quick")
-        wait_until(lambda: job(quick).status == "completed")  # noqa: B023
+        wait_until(lambda: job(quick).status == "completed", PATIENCE)
+        seen.add(sql(LEFT)[0][0])
+        return min(seen) == 0
+
+    wait_until(shrinks_to_nothing, PATIENCE)
     assert len(seen) > 10, "it shrinks in view of the others"
     assert sql("SELECT count(*) FROM sqlane_payloads WHERE id LIKE 'old-%'") == [(0,)]
     assert worker.failure is None
     assert "sweeper" not in caplog.text
+
+
+def test_a_batch_that_is_too_slow_is_made_smaller(queue: Queue, work: Any, sql: Sql, caplog: Any) -> None:
+    """D53: where the statement timeout is too short for a whole batch, or its rows have very large payloads."""
+    sql(EXPIRED, n=2000)
+    limit_deletes(sql, 100)
+    queue.job("quick")(lambda payload: None)
+    worker = work(sweep_interval=0.05)
+    wait_until(lambda: sql(LEFT) == [(0,)])
+    assert worker.failure is None
+    assert "sweeper" not in caplog.text
+
+
+def test_a_batch_of_one_that_is_too_slow_is_said(queue: Queue, work: Any, sql: Sql, caplog: Any) -> None:
+    """D53: an outage of the sweeper, with a line in the log; jobs run."""
+    sql(EXPIRED, n=3)
+    limit_deletes(sql, 0)
+    queue.job("quick")(lambda payload: None)
+    work(sweep_interval=0.05)
+    wait_until(lambda: "sweeper: OperationalError" in caplog.text)
+    assert sql(LEFT) == [(3,)]
 
 
 def test_retention_counts_from_the_end_of_a_job(queue: Queue, work: Any, enqueue: Any, job: Read, sql: Sql) -> None:
