@@ -41,6 +41,8 @@ class Operation:
     run: Run
     again: Run | None = None
     by_worker: bool = True
+    reads: bool = False
+    """Whether it changes nothing."""
 
     def __str__(self) -> str:
         return self.name
@@ -168,13 +170,13 @@ def asleep(conn: sa.Connection, queue: Queue, duration: float = 60) -> None:
 
 
 WORKER = [
-    Operation("probe", due, lambda c, q, _: store.probe_lanes(c, q.tables)),
-    Operation("candidates", due, candidates),
+    Operation("probe", due, lambda c, q, _: store.probe_lanes(c, q.tables), reads=True),
+    Operation("candidates", due, candidates, reads=True),
     Operation("claim_plain", due, claim_plain),
     Operation("claim_keyed", due, claim_keyed),
-    Operation("read_payloads", due, lambda c, q, ids: store.read_payloads(c, q.tables, ids=ids)),
+    Operation("read_payloads", due, lambda c, q, ids: store.read_payloads(c, q.tables, ids=ids), reads=True),
     Operation("renew_leases", running, lambda c, q, job: store.renew_leases(c, q.tables, jobs=[job], lease=LEASE)),
-    Operation("find_held", running, lambda c, q, job: store.find_held(c, q.tables, jobs=[job])),
+    Operation("find_held", running, lambda c, q, job: store.find_held(c, q.tables, jobs=[job]), reads=True),
     Operation("mark_timed_out", running, lambda c, q, job: store.mark_timed_out(c, q.tables, jobs=[job])),
     Operation("complete", running, lambda c, q, job: store.complete(c, q.tables, jobs=[job])),
     Operation("retry", running, retry),
@@ -182,7 +184,7 @@ WORKER = [
     Operation("release", running, release),
     Operation("release_lingering", running, lambda c, q, job: release(c, q, job, linger=LEASE)),
     Operation("turn", due_and_running, turn),
-    Operation("find_stale", stale, lambda c, q, _: store.find_stale(c, q.tables, limit=10)),
+    Operation("find_stale", stale, lambda c, q, _: store.find_stale(c, q.tables, limit=10), reads=True),
     Operation("recover_stale", stale, recover),
     Operation("recover_for_good", stale_for_good, recover),
     Operation("sweep_mutexes", swept, lambda c, q, _: store.sweep_mutexes(c, q.tables, limit=10)),
