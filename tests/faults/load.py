@@ -134,7 +134,7 @@ class Load:
         """Wait until what was enqueued before the end of the fault has ended, and some more; stop all; count; and print
         a line for the table of docs/reliability.md."""
         recovery = self._wait_for_recovery()
-        self.wait_for_progress()
+        self.wait_for_start()
         self.producer.stop()
         quiet = self._wait_until_done(self.scalar("SELECT clock_timestamp()"))
         self.check_alive()

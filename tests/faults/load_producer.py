@@ -43,10 +43,10 @@ class Producer:
     def start(self) -> None:
         self._thread.start()
 
-    def enqueue_one(self, id_: str) -> None:
+    def enqueue_one(self, id_: str, *, seconds: float = 0) -> None:
         """One plain job from another thread. Raises what its transaction raises."""
         with self._engine.begin() as conn:
-            queue.enqueue(conn, "plain", {}, id=id_)
+            queue.enqueue(conn, "plain", {"seconds": seconds}, id=id_)
         self.acknowledged.add(id_)
 
     def halt(self) -> None:
