@@ -49,3 +49,18 @@ def file_number(driver_connection: Any) -> int | None:
         return int(driver_connection._usock.fileno())  # pg8000
     except Exception:  # each driver has errors of its own for a closed connection
         return None
+
+
+def stop_preparing_behind_pooler(driver_connection: Any) -> bool:
+    """Whether a pooler stands before the server: it makes up the process ids that it tells. Then nothing is prepared on
+    this connection any more, for each transaction may be another session's, where a statement of that name is missing
+    or is somebody else's. Called outside a transaction.
+    """
+    if getattr(driver_connection, "prepare_threshold", None) is None:
+        return False
+    (pid,) = driver_connection.execute("SELECT pg_backend_pid()").fetchone()
+    driver_connection.rollback()
+    pooled = bool(pid != driver_connection.info.backend_pid)
+    if pooled:
+        driver_connection.prepare_threshold = None
+    return pooled
