@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import sqlalchemy as sa
@@ -56,12 +56,12 @@ def define(queue: Queue, direct: sa.Engine) -> None:
         ctx.connection.execute(sa.text("INSERT INTO effects VALUES (:job_id)"), {"job_id": ctx.id})
 
 
-def cut_everywhere(proxy: Proxy, dice: random.Random, more_work: object) -> dict[str, int]:
+def cut_everywhere(proxy: Proxy, dice: random.Random, more_work: Callable[[], None]) -> dict[str, int]:
     """Each connection of the worker in turn, at a message of the next hundred; how often each."""
     done = dict.fromkeys(CONNECTIONS, 0)
     for n in range(CUTS):
         name = list(CONNECTIONS)[n % len(CONNECTIONS)]
-        more_work()  # type: ignore[operator]
+        more_work()
         link = proxy.find(CONNECTIONS[name])
         fault = Fault(
             dice.choice(["client", "server"]),
@@ -71,7 +71,7 @@ def cut_everywhere(proxy: Proxy, dice: random.Random, more_work: object) -> dict
         )
         link.arm(fault)
         if name == "listener":
-            more_work()  # type: ignore[operator]
+            more_work()
         try:
             wait_until(lambda link=link: link.fired or link.closed, timeout=1.0)  # type: ignore[misc]
         except AssertionError:
