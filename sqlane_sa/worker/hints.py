@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 FIRST_PAUSE = 0.002
 LAST_PAUSE = 0.1
@@ -20,10 +21,11 @@ class Hints:
         self.closed_until = 0.0
         self._pause = FIRST_PAUSE
 
-    def note(self, now: float) -> bool:
+    def note(self) -> bool:
         """Remember a hint; whether to follow it now."""
+        # First the note, then the time: a loop that saw no note, and went to sleep after the pause, is woken.
         self.noted = True
-        return now >= self.closed_until
+        return time.monotonic() >= self.closed_until
 
     def take(self, now: float) -> bool:
         """Whether there is a hint to follow now; it is used up."""
@@ -42,5 +44,5 @@ class Hints:
             self._pause = min(2 * self._pause, LAST_PAUSE)
 
     def next_look(self, now: float) -> float:
-        """When a hint that comes in the meantime may be followed, if none may be now."""
-        return self.closed_until if self.closed_until > now else math.inf
+        """When the hint that waits, or one that comes in the meantime, may be followed; infinite: at once."""
+        return self.closed_until if self.noted or self.closed_until > now else math.inf

@@ -7,7 +7,6 @@ claimed in a transaction of their own, because the first one may have freed keys
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Sequence
@@ -23,21 +22,18 @@ from sqlane_sa.worker.claims import Claims
 from sqlane_sa.worker.database import Database
 from sqlane_sa.worker.handlers import Handlers
 from sqlane_sa.worker.hints import Hints
-from sqlane_sa.worker.lanes import Lanes
 from sqlane_sa.worker.late import LateResults
+from sqlane_sa.worker.looks import Looks, Share
 from sqlane_sa.worker.outcomes import Result, is_hopeless, is_locked, report, results_to_write, write, write_apart
 from sqlane_sa.worker.running import TIMEOUT, Finished, RunningJob, RunningJobs
+from sqlane_sa.worker.sleep import Sleep
 
 log = logging.getLogger("sqlane_sa.worker")
 
-ASLEEP_SECONDS = 60.0
-ASLEEP_REFRESH = 20.0
 BUSY_CLAIM = 50
 """A claim of so many jobs means that the worker will look again by itself: enqueues need not notify."""
-BUSY_PROBE_INTERVAL = 0.05
 HAND_BACK_AFTER = 1.0
 """Seconds that a claimed job may wait for a slot, before another worker gets it."""
-KEYED_PAUSE = 0.02
 
 
 class Loop:
@@ -58,25 +54,18 @@ class Loop:
         self._queue = queue
         self._jobs = jobs
         self._handlers = handlers
-        self._lanes = Lanes(names)
+        self._looks = Looks(names, poll_interval)
         self._claims = Claims(database, queue, worker_id=worker_id, lease=lease)
         self._late = LateResults()
         self._capacity = Capacity(handlers.concurrency)
-        self._worker_id = worker_id
         self._lease = lease
-        self._poll_interval = poll_interval
-        self._wakeups = wakeups
+        self._sleep = Sleep(queue.tables, worker_id, wakeups)
         self._hints = Hints()
         self._supposed = False
         self.claiming = True
         self.idle = threading.Event()
         self.settled = threading.Event()
         """No claim is on its way any more, and none will be."""
-        self._probe_at = 0.0
-        self._keyed_at = 0.0
-        # When the last results were taken, and when the last looks for due jobs began: see `_rest`.
-        self._ended = self._probed = self._looked_keyed = 0.0
-        self._asleep_until = 0.0
         self._after_key = ""
 
     def run_once(self) -> float:
@@ -89,12 +78,12 @@ class Loop:
     def wake(self) -> None:
         """Look at once: there may be new jobs or free keys. A hint from the listener, and called by any thread."""
         # No more than a note: when to look is the loop's own, which may be about to set it from what it saw before.
-        if self._hints.note(time.monotonic()):
+        if self._hints.note():
             self._jobs.wake.set()
 
     def rely_on_wakeups(self, arrive: bool) -> None:
         """Whether to ask for them at all. Called by the listener, for what it has found out."""
-        self._wakeups = arrive
+        self._sleep.wakeups = arrive
 
     def stop_claiming(self) -> None:
         """Start nothing more, and hand back what was not started yet. Called by any thread."""
@@ -105,7 +94,7 @@ class Loop:
     @property
     def asleep(self) -> bool:
         """Whether the database says that this worker waits for wake-ups."""
-        return self._asleep_until > 0
+        return self._sleep.asleep
 
     def turn(self) -> bool:
         """Write and claim; whether anything was done. Results that could not be written wait for the next turn."""
@@ -116,7 +105,7 @@ class Loop:
         finished, timed_out = self._jobs.take_finished(), self._jobs.take_timed_out()
         before = time.monotonic()
         if finished:
-            self._ended = before
+            self._looks.ended(before)
         try:
             claimed = self._write_and_claim(finished, timed_out)
         except BaseException:
@@ -139,12 +128,11 @@ class Loop:
         now = time.monotonic()
         self._supposed = supposed = self._hints.take(now)
         if supposed:
-            self._probe_at = self._keyed_at = 0.0
-            self._lanes.suppose_due(now)
+            self._looks.suppose_due(now)
         shares = self._shares()
         # Also with work at hand: a backlog of one name must not hide the others. After a wake-up the claim comes first.
-        probing = self.claiming and self._probe_at <= now and not (supposed and shares)
-        signing_off = self.asleep and not (self.claiming and self._wakeups)
+        probing = self.claiming and self._looks.probe_at <= now and not (supposed and shares)
+        signing_off = self.asleep and not (self.claiming and self._sleep.wakeups)
         if not (results or timed_out or shares or probing or signing_off):
             return []
         try:
@@ -153,7 +141,7 @@ class Loop:
                 if timed_out:
                     self._mark_timed_out(conn, timed_out)
                 if signing_off:
-                    self._awake(conn)
+                    self._sleep.awake(conn)
                 if not self.claiming and any(isinstance(outcome, Released) for _, outcome in results):
                     store.wake(conn, self._queue.tables)
                 if probing:
@@ -182,7 +170,7 @@ class Loop:
         locked = write_apart(self._database, self._queue, results) if results else []
         self._late.put(results, locked, time.monotonic())
         self._after_write(results)
-        self._probe_at = self._keyed_at = self._probed = 0.0
+        self._looks.again()
 
     def _write_late(self) -> None:
         """Whatever became of their leases, which nobody can renew on a locked row: the fences decide."""
@@ -199,81 +187,51 @@ class Loop:
         skipped = [job for job in jobs if job.id not in marked and not job.ended and job.cancelled == TIMEOUT]
         self._jobs.timed_out.extend(skipped)
 
-    def _claim(self, conn: Connection, shares: list[tuple[str, int, int]], supposed: bool) -> list[ClaimedJob]:
+    def _claim(self, conn: Connection, shares: list[Share], supposed: bool) -> list[ClaimedJob]:
         claimed = self._claims.plain(conn, shares)
-        self._note(shares, claimed, supposed)
+        self._looks.claimed(shares, claimed, supposed)
         if len(claimed) >= BUSY_CLAIM and self.asleep:
-            self._awake(conn)
+            self._sleep.awake(conn)
         return claimed
 
     def _claim_apart(self) -> list[ClaimedJob]:
-        shares = self._lanes.share(self._want(), time.monotonic()) if self._claims.apart else []
+        shares = self._looks.share(self._want()) if self._claims.apart else []
         if not shares:
             return []
         claimed = self._claims.plain_apart(shares)
-        self._note(shares, claimed, False)
+        self._looks.claimed(shares, claimed, supposed=False)
         return claimed
 
-    def _shares(self) -> list[tuple[str, int, int]]:
+    def _shares(self) -> list[Share]:
         """What to claim in the transaction that writes."""
-        return [] if self._claims.apart else self._lanes.share(self._want(), time.monotonic())
-
-    def _note(self, shares: list[tuple[str, int, int]], claimed: Sequence[ClaimedJob], supposed: bool) -> None:
-        found: dict[tuple[str, int], int] = {}
-        for job in claimed:
-            found[job.name, job.priority] = found.get((job.name, job.priority), 0) + 1
-        for name, priority, limit in shares:
-            if (name, priority) in found:
-                self._lanes.claimed(name, priority)
-            if found.get((name, priority), 0) < limit:
-                self._lanes.exhausted(name, priority)
-        now = time.monotonic()
-        if not self._lanes.is_due(now):
-            # Due rows that cannot be claimed are locked by somebody: to look again at once would be a busy wait.
-            self._probe_at = 0.0 if claimed or supposed else now + self._poll_interval
-
-    def _awake(self, conn: Connection) -> None:
-        store.awake(conn, self._queue.tables, worker_id=self._worker_id)
-        self._asleep_until = 0.0
+        return [] if self._claims.apart else self._looks.share(self._want())
 
     def _claim_keyed(self) -> list[ClaimedJob]:
         now = time.monotonic()
         want = self._want()
-        names = self._lanes.keyed_names(now) if self._keyed_at <= now and want else set()
+        names = self._looks.keyed_names(now) if want else set()
         if not names:
             return []
-        self._looked_keyed = now
+        self._looks.looked_keyed(now)
         claimed, next_ms = self._claims.keyed(names, want, self._after_key, asleep=self.asleep)
         # The walk over the keys starts where this claim ended, so that each key gets its turn.
         self._after_key = max((key for job in claimed for key in job.mutex_keys or ()), default="")
         if len(claimed) < want:
-            self._rest_keyed(time.monotonic(), time.monotonic() - now, next_ms)
+            self._looks.rest_keyed(now, next_ms, self.asleep)
         return claimed
 
-    def _rest_keyed(self, now: float, cost: float, next_ms: int | None) -> None:
-        """The rest waits for keys. A sleeping worker is woken when one is freed; lingers end and jobs come due by
-        themselves; a busy one looks again, but spends little of its time on it."""
-        pause = self._poll_interval if self.asleep else max(KEYED_PAUSE, 5 * cost)
-        if next_ms is not None:
-            pause = min(pause, next_ms / 1000)
-        self._keyed_at = now + min(pause, self._poll_interval)
-
     def _probe(self, conn: Connection) -> None:
-        self._probed = time.monotonic()
-        lanes = store.probe_lanes(conn, self._queue.tables)
-        now = time.monotonic()
-        self._lanes.refresh(lanes, now)
-        busy = self._lanes.is_due(now)
-        self._probe_at = now + (BUSY_PROBE_INTERVAL if busy else self._poll_interval * random.uniform(0.9, 1.0))
+        began = time.monotonic()
+        self._looks.probed(began, store.probe_lanes(conn, self._queue.tables))
 
     def _want(self) -> int:
         return self._capacity.want(self._handlers.active) if self.claiming else 0
 
     def _after_write(self, results: Sequence[Result]) -> None:
         if any(not isinstance(outcome, Completed) for _, outcome in results):
-            self._probe_at = 0.0  # to learn when the retried and released ones are due
+            self._looks.probe_at = 0.0  # to learn when the retried and released ones are due
         if any(job.claimed.mutex_keys for job, _ in results):
-            self._keyed_at = 0.0
+            self._looks.keyed_at = 0.0
 
     def _forget(self, finished: Sequence[Finished]) -> None:
         for job, _ in finished:
@@ -281,7 +239,7 @@ class Loop:
                 continue
             self._jobs.remove(job)
             if job.claimed.mutex_keys:
-                self._keyed_at = 0.0
+                self._looks.keyed_at = 0.0
 
     def _start(self, claimed: Sequence[ClaimedJob]) -> None:
         if not claimed:
@@ -311,38 +269,25 @@ class Loop:
         """Nothing to do: say that this worker waits, look once more, and then wait for a wake-up or the next time."""
         now = time.monotonic()
         free = self.claiming and self._want() > 0
-        if self._wakeups and free and self._asleep_until < now + ASLEEP_SECONDS - ASLEEP_REFRESH:
-            looked = self._asleep_until > now
-            with self._database.transaction() as conn:
-                store.fall_asleep(conn, self._queue.tables, worker_id=self._worker_id, duration=ASLEEP_SECONDS)
-            self._asleep_until = now + ASLEEP_SECONDS
-            if not looked:
-                self._probe_at = self._keyed_at = 0.0
-                return
-        if free and self._probe_at > now and not len(self._jobs):
-            if not self._looked_since_the_last_end(now):
-                self._probe_at = self._keyed_at = 0.0
+        if free and self._sleep.refresh_at < now and self._fall_asleep(now):
+            self._looks.at_once()
+            return
+        if free and self._looks.probe_at > now and not len(self._jobs):
+            if not self._looks.saw_the_end(now):
+                self._looks.at_once()
                 return
             self.idle.set()
         self._wait(self._next_look(now) - now)
 
-    def _looked_since_the_last_end(self, now: float) -> bool:
-        """The last handler may have enqueued something after the last look."""
-        looks = [self._probed] + ([self._looked_keyed] if self._lanes.keyed_names(now) else [])
-        return min(looks) >= self._ended
+    def _fall_asleep(self, now: float) -> bool:
+        with self._database.transaction() as conn:
+            self._sleep.fall(conn)
+        return self._sleep.fallen(now)
 
     def _next_look(self, now: float) -> float:
         if not self.claiming or self._want() <= 0:
             return min(now + HAND_BACK_AFTER, self._late.at)
-        looks = [self._probe_at, self._late.at, self._hints.next_look(now)]
-        if self._wakeups:
-            looks.append(self._asleep_until - ASLEEP_SECONDS + ASLEEP_REFRESH)
-        next_due = self._lanes.next_due(now)
-        if next_due is not None:
-            looks.append(next_due)
-        if self._lanes.keyed_names(now):
-            looks.append(self._keyed_at)
-        return min(looks)
+        return min(self._looks.next(now), self._late.at, self._hints.next_look(now), self._sleep.refresh_at)
 
     def _wait(self, seconds: float) -> None:
         # First the flag, then the look: a handler that finishes after it sets the event.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -126,16 +128,17 @@ def test_forged_notifications_cost_a_bounded_number_of_looks(
 def test_hints_are_followed_at_once_while_they_lead_to_jobs() -> None:
     hints = Hints()
     for now in range(100):
-        assert hints.note(now) and hints.take(now)
+        assert hints.note() and hints.take(now)
         hints.followed(now, found=True)
         assert not hints.take(now)
+        assert hints.next_look(now) == math.inf
 
 
 def test_hints_that_lead_to_nothing_wait_twice_as_long_each_time() -> None:
     hints = Hints()
     now, looks = 0.0, []
     while now < 10:
-        hints.note(now)
+        hints.note()
         if hints.take(now):
             looks.append(now)
             hints.followed(now, found=False)
@@ -144,4 +147,14 @@ def test_hints_that_lead_to_nothing_wait_twice_as_long_each_time() -> None:
     assert len(looks) < 10 / LAST_PAUSE + 10
     assert looks[1] - looks[0] < FIRST_PAUSE + 0.001
     hints.followed(now, found=True)
-    assert hints.note(now) and hints.take(now)
+    assert hints.note() and hints.take(now)
+
+
+def test_a_hint_that_came_during_the_pause_is_followed_at_its_end() -> None:
+    """Also where the loop looks at the clock only after it."""
+    hints = Hints()
+    far = time.monotonic() + 1000
+    hints.followed(far, found=False)
+    assert not hints.note(), "nobody is woken for it"
+    assert far < hints.next_look(far) == hints.next_look(far + 5) < far + 5
+    assert hints.take(far + 5)

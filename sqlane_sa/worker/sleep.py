@@ -1,0 +1,49 @@
+"""Sleep: what the database knows of whether this worker waits for wake-ups."""
+
+from __future__ import annotations
+
+import math
+
+from sqlalchemy import Connection
+
+from sqlane_sa import store
+from sqlane_sa.schema import Tables
+
+DURATION = 60.0
+"""Seconds that the word of a sleeping worker counts: one that was killed is notified no longer than that."""
+REFRESH = 20.0
+
+
+class Sleep:
+    """Falls asleep by a row that enqueues look for; said again every 20 s."""
+
+    def __init__(self, tables: Tables, worker_id: str, wakeups: bool) -> None:
+        self._tables = tables
+        self._worker_id = worker_id
+        self._until = 0.0
+        self.wakeups = wakeups
+        """Whether they are wanted, and arrive."""
+
+    @property
+    def asleep(self) -> bool:
+        """Whether the database says so."""
+        return self._until > 0
+
+    @property
+    def refresh_at(self) -> float:
+        """When to say it (again), in monotonic seconds."""
+        return self._until - DURATION + REFRESH if self.wakeups else math.inf
+
+    def fall(self, conn: Connection) -> None:
+        """Say that the worker waits."""
+        store.fall_asleep(conn, self._tables, worker_id=self._worker_id, duration=DURATION)
+
+    def fallen(self, since: float) -> bool:
+        """It is committed, and counts `since` then (monotonic seconds); whether it is news, and calls for a look."""
+        news = self._until <= since
+        self._until = since + DURATION
+        return news
+
+    def awake(self, conn: Connection) -> None:
+        store.awake(conn, self._tables, worker_id=self._worker_id)
+        self._until = 0.0
