@@ -1,8 +1,8 @@
 """What is counted in the end: each count is a query for what breaks a promise, and its rows are the cases.
 
-They read the tables of the queue, the ledger, and what `verdict.prepare` makes of it:
-`runs`, one row for each claim with the end of it; and `waits`, one row for each time a job was pending, with the claim
-that ended it.
+They read the tables of the queue, the ledger, and what `verdict.PREPARE` makes of it:
+`runs`, one row for each claim with the end of it; `waits`, one row for each time a job was pending, with the claim that
+ended it; and `lines`, the same for each key, with the earliest `run_at` of those claimed later.
 """
 
 from __future__ import annotations
@@ -154,19 +154,11 @@ INVERSIONS = Count(
     "order inversions per key",
     "before an older one, due and visible",
     """
-WITH line AS (
-    SELECT k.key, w.* FROM waits AS w JOIN sqlane_jobs AS j ON j.id = w.job_id CROSS JOIN unnest(j.mutex_keys) AS k(key)
-), suspects AS (
-    SELECT * FROM (
-        SELECT *, min(run_at) OVER (
-            PARTITION BY key ORDER BY claim_n ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING) AS next_run_at
-        FROM line) AS l
-    WHERE claim_n IS NOT NULL AND next_run_at <= run_at
-)
-SELECT c.key, c.job_id, a.job_id AS older_id FROM suspects AS c JOIN line AS a ON a.key = c.key
+SELECT c.key, c.job_id, a.job_id AS older_id FROM lines AS c JOIN lines AS a ON a.key = c.key
 AND coalesce(a.claim_n, 9223372036854775807) > c.claim_n AND (a.run_at, a.job_id) < (c.run_at, c.job_id)
 AND a.run_at <= c.claim_begun_at
-AND a.visible_at < c.claim_begun_at - CAST(:margin AS float) * interval '1 second'""",
+AND a.visible_at < c.claim_begun_at - CAST(:margin AS float) * interval '1 second'
+WHERE c.claim_n IS NOT NULL AND c.next_run_at <= c.run_at""",
 )
 
 FAILURES = Count(

@@ -38,7 +38,13 @@ SELECT job_id, run_at, coalesce(committed_at, pg_xact_commit_timestamp(xid), at)
 FROM (SELECT m.*, lead(n) OVER job AS claim_n, lead(at) OVER job AS claim_at, lead(begun_at) OVER job AS claim_begun_at
       FROM moves AS m WHERE event <> 'renew' WINDOW job AS (PARTITION BY job_id ORDER BY n)) AS m
 WHERE event IN ('insert', 'retry', 'release', 'stall');
-ANALYZE moves, notes, lingers, runs, waits, produced, children, effects, reactions;
+DROP TABLE IF EXISTS lines;
+CREATE TABLE lines AS
+SELECT k.key, w.*, min(w.run_at) OVER (
+    PARTITION BY k.key ORDER BY w.claim_n ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING) AS next_run_at
+FROM waits AS w JOIN sqlane_jobs AS j ON j.id = w.job_id CROSS JOIN unnest(j.mutex_keys) AS k(key);
+CREATE INDEX lines_order ON lines (key, run_at, job_id);
+ANALYZE moves, notes, lingers, runs, waits, lines, produced, children, effects, reactions;
 ANALYZE sqlane_jobs, sqlane_payloads;
 """
 
