@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from typing import Any
@@ -13,6 +14,8 @@ from sqlane_sa import Queue
 from tests.support import wait_until
 
 POLL = 0.5
+RELEASES = int(os.environ.get("SQLANE_TEST_KEY_RELEASES", "150"))
+"""500 of them and more by SQLANE_TEST_KEY_RELEASES=500 pytest tests/worker/test_key_release.py"""
 
 
 @pytest.mark.parametrize("wakeups", [True, False], ids=["wake-ups", "polling"])
@@ -33,7 +36,7 @@ def test_a_job_that_commits_while_its_key_is_freed_starts(
     chance = random.Random(11)
     for name in ("holder", "follower"):
         work(names=[name], lease=60, poll_interval=POLL if wakeups else 0.01, wakeups=wakeups)
-    for _ in range(400 if wakeups else 100):
+    for _ in range(RELEASES if wakeups else RELEASES // 3):
         for event in (entered, go, left, followed):
             event.clear()
         enqueue("holder")
