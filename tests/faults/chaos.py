@@ -29,6 +29,7 @@ from tests.faults.report import print_report
 from tests.faults.seeded import BUGS
 from tests.faults.verdict import Counted, Times, Verdict, judge, load
 from tests.faults.world import OPTIONS, Plan, World, new_world
+from tests.model import bugs
 
 JOBS_PER_SECOND = 280
 MAX_BACKLOG = 5_000
@@ -245,9 +246,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, help=f"how many to enqueue; {JOBS_PER_SECOND} a second unless given")
     parser.add_argument("--workers", type=int, default=3)
-    parser.add_argument("--bug", choices=BUGS, help="put this bug into the workers: the run must then fail")
+    known = [*BUGS, *bugs.BUGS]
+    parser.add_argument("--bug", choices=known, metavar="NAME", help="put this bug into the workers; the run must fail")
     kinds = [kind.kind for kind in (*faults.PROCESSES, *faults.DATABASES)]
-    parser.add_argument("--only", choices=kinds, action="append", help="only faults of this kind; may be repeated")
+    parser.add_argument(
+        "--only", choices=kinds, action="append", metavar="KIND", help="this kind of fault; may be repeated"
+    )
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep history, logs and verdict there")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING)
@@ -274,7 +278,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def command(plan: Plan) -> str:
     """What repeats the run."""
-    bug = f" --bug {plan.bug}" if plan.bug else ""
+    bug = f" --bug '{plan.bug}'" if plan.bug else ""
     only = "".join(f" --only '{kind}'" for kind in plan.only)
     return (
         f"python -m tests.faults.chaos --minutes {plan.seconds / 60:g} --seed {plan.seed} --jobs {plan.jobs} "

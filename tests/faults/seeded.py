@@ -1,12 +1,19 @@
-"""Bugs that are put into the workers of a chaos run on purpose: its counts must find each."""
+"""Bugs that are put into the workers of a chaos run on purpose: its counts must find each of these.
+
+Those of `tests.model.bugs` can be put in as well; some of them need more luck, or another check, to be found.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
+import sqlalchemy as sa
+
 from sqlane_sa.statement import Statement
 from sqlane_sa.store import candidates, finish, locks, recovery
+from tests.model import bugs
 
 Options = dict[str, Any]
 
@@ -38,7 +45,17 @@ BUGS: dict[str, Callable[[Options], None]] = {
 
 def seed(bug: str, options: Options) -> None:
     """Put it into this process, before its worker is made. Raises KeyError for a name that is none."""
-    BUGS[bug](options)
+    if bug in bugs.BUGS:
+        os.environ[bugs.VARIABLE] = bug
+        bugs.seed_from_environment()
+    else:
+        BUGS[bug](options)
+
+
+def alter(bug: str | None, conn: sa.Connection) -> None:
+    """Change the tables where the bug is one of theirs."""
+    if bug in bugs.BUGS:
+        bugs.alter(bug, conn)
 
 
 def _replace(modules: tuple[Any, ...], old: str, new: str) -> None:

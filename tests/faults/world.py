@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from sqlane_sa import migrations
 from sqlane_sa.demo.server import Server
 from tests.conftest import memory_folder
-from tests.faults import ledger
+from tests.faults import ledger, seeded
 from tests.faults.history import History
 from tests.faults.proxy import Proxy
 from tests.faults.workload import queue
@@ -232,8 +232,8 @@ def admin_engine(server: Server) -> sa.Engine:
     )
 
 
-def make_database(server: Server) -> None:
-    """The migrated database with its ledger; the role owns it all."""
+def make_database(server: Server, bug: str | None = None) -> None:
+    """The migrated database with its ledger, and the bug where it is one of the tables; the role owns it all."""
     admin = sa.create_engine(server.url(), isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
     with admin.connect() as conn:
         conn.exec_driver_sql(f"CREATE ROLE {ROLE} LOGIN")
@@ -242,13 +242,14 @@ def make_database(server: Server) -> None:
     migrations.apply(owner, queue)
     with owner.begin() as conn:
         ledger.create(conn, queue)
+        seeded.alter(bug, conn)
 
 
 @contextmanager
 def new_world(plan: Plan, folder: Path, history: History) -> Iterator[World]:
     with ExitStack() as stack:
         server = stack.enter_context(Server(fsync=False, tcp=True, settings=SETTINGS, parent=_place(plan)))
-        make_database(server)
+        make_database(server, plan.bug)
         proxy = stack.enter_context(Proxy(server.url(DATABASE, tcp=True)))
         world = World(plan, folder, server, proxy, history)
         stack.callback(world.close)
