@@ -141,14 +141,15 @@ class Lane:
         error = self._try(operation, subject, way)
         took = time.monotonic() - began
         if error is not None and not link.fired:
+            self._end(link)
             raise TooSlowError(f"its deadline passed before; {error}")
         # The caller may have read the message before the proxy notes that it is delivered.
         wait_until(lambda: link.fired, message=str(fault))
-        if took > self._limit:
-            raise TooSlowError(f"it took {took:.2f} s")
         if fault.act is HALF_OPEN:
             self._look(clean, error)  # the server does not know yet
         self._end(link)
+        if took > self._limit:
+            raise TooSlowError(f"it took {took:.2f} s")
         committed = self._look(clean, error)
         self._forget()
         self._run(operation, subject, self._other, again=True)
