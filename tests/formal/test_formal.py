@@ -17,7 +17,7 @@ PAGE = (ROOT / "docs" / "model.md").read_text()
 UPHELD = re.compile(r"\\\* Upheld by: ((?:.*\n\\\* )*?.*)\n(\w+) ==")
 
 needs_java = [
-    pytest.mark.skipif(java() is None, reason="TLC needs java, such as Debian's default-jre-headless"),
+    pytest.mark.skipif(java() is None, reason="java is missing; apt-get install default-jre-headless"),
     pytest.mark.timeout(600),
 ]
 
@@ -69,7 +69,7 @@ def test_the_page_lists_what_is_checked() -> None:
     assert all(run.name in " ".join(PAGE.split()) for run in REDUNDANT + LIMITS)
 
 
-@pytest.mark.skipif(java() is None, reason="TLC needs java, such as Debian's default-jre-headless")
+@pytest.mark.skipif(java() is None, reason="java is missing; apt-get install default-jre-headless")
 def test_a_model_that_cannot_be_checked_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="no verdict"):
         check("SPECIFICATION Missing")
