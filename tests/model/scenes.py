@@ -136,7 +136,7 @@ ASIDE = {
     "delete expired": op.delete_expired(100),
 }
 OPERATIONS = OLD | NEW | ROW | ASIDE
-IDS = (JOB, NEXT, OTHER, ENDED, "pair", "plain", "later", "later keyed", "lingering", "done", "crossed")
+IDS = (JOB, NEXT, OTHER, ENDED, "pair", "plain", "later", "later keyed", "lingering", "done", "third, crossed")
 # Where nobody else works, these show what the row operations do not.
 ALONE = {
     "candidates": op.candidates({"a": 20}, None, 500),
@@ -168,7 +168,7 @@ def prepare(conn: sa.Connection, scene: str) -> None:
     _claim(conn, JOB, "old")
     store.insert_jobs(conn, TABLES, jobs=[new_job(NEXT, "k"), new_job("pair", "e", "k"), new_job("plain")])
     later = [new_job("later", delay=TICK), new_job("later keyed", "y", delay=TICK)]
-    line = [new_job("first in line", "q"), new_job("second in line", "q"), new_job("crossed", "q", "r")]
+    line = [new_job("first in line", "q"), new_job("second in line", "q"), new_job("third, crossed", "q", "r")]
     store.insert_jobs(conn, TABLES, jobs=[*later, *line, new_job("lingering", "x"), new_job("done")])
     end_lease(JOB).run(conn)
     if scene != "expired":
