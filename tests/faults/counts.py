@@ -96,7 +96,8 @@ WHERE r.end_event = 'complete' AND NOT EXISTS (
     SELECT FROM notes AS s WHERE s.job_id = r.job_id AND s.token = r.token AND s.event = 'start')""",
 )
 
-# By the numbers of the moves: the row of the key in `mutexes` lets one transaction after the other have them.
+# By the numbers of the moves: the row of the key in `mutexes` lets one transaction after the other have them. A linger
+# may end early by the hand of the one who held the key: its handler, which the linger was for, has ended.
 OVERLAPS = Count(
     "overlaps per key",
     "claimed while the key was held",
@@ -110,7 +111,10 @@ UNION ALL
 SELECT l.mutex_key, r.job_id, r.n FROM lingers AS l CROSS JOIN LATERAL (
     SELECT c.job_id, c.n FROM runs AS c JOIN sqlane_jobs AS j ON j.id = c.job_id
     WHERE c.n > l.n AND c.at < l.held_until AND c.at >= l.at - interval '1 second'
-    AND l.mutex_key = ANY(j.mutex_keys)) AS r""",
+    AND l.mutex_key = ANY(j.mutex_keys)) AS r
+WHERE NOT EXISTS (
+    SELECT FROM freed AS f JOIN runs AS h ON h.job_id = l.job_id AND h.token = l.token AND h.holder = f.writer
+    WHERE f.mutex_key = l.mutex_key AND f.token = l.token AND f.n BETWEEN l.n AND r.n)""",
 )
 
 _HANDLED = """

@@ -1,8 +1,8 @@
 """What a chaos run writes down to be judged by, all of it in the database of the queue.
 
 `moves` is written by triggers: each time a job came to be, was claimed, or left a status, with the session that did
-it. `lingers` are the keys that stay held after a release. The rest is written by the handlers, through the functions
-here, and by the producers.
+it. `lingers` are the keys that stay held after a release, `freed` those of them that somebody freed early. The rest is
+written by the handlers, through the functions here, and by the producers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ CREATE TABLE moves (
     holder text, writer text, run_at timestamptz, lease_end timestamptz);
 CREATE TABLE lingers (
     n bigint NOT NULL DEFAULT nextval('move_number'), mutex_key text COLLATE "C" NOT NULL,
-    job_id text COLLATE "C" NOT NULL, at timestamptz NOT NULL DEFAULT statement_timestamp(),
-    held_until timestamptz NOT NULL);
+    job_id text COLLATE "C" NOT NULL, token text COLLATE "C" NOT NULL,
+    at timestamptz NOT NULL DEFAULT statement_timestamp(), held_until timestamptz NOT NULL);
+CREATE TABLE freed (
+    n bigint NOT NULL DEFAULT nextval('move_number'), mutex_key text COLLATE "C" NOT NULL,
+    token text COLLATE "C" NOT NULL, writer text NOT NULL DEFAULT current_setting('application_name'));
 CREATE TABLE notes (
     n bigint GENERATED ALWAYS AS IDENTITY, at timestamptz NOT NULL DEFAULT clock_timestamp(),
     job_id text COLLATE "C" NOT NULL, token text COLLATE "C" NOT NULL, worker text NOT NULL, event text NOT NULL);
@@ -78,11 +81,18 @@ WHEN (OLD.status <> NEW.status OR OLD.lock_token IS DISTINCT FROM NEW.lock_token
 EXECUTE FUNCTION note_move();
 CREATE FUNCTION note_linger() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO lingers (mutex_key, job_id, held_until) VALUES (NEW.mutex_key, NEW.job_id, NEW.held_until);
+    IF TG_OP = 'DELETE' THEN
+        INSERT INTO freed (mutex_key, token) VALUES (OLD.mutex_key, OLD.lock_token);
+    ELSE
+        INSERT INTO lingers (mutex_key, job_id, token, held_until)
+        VALUES (NEW.mutex_key, NEW.job_id, NEW.lock_token, NEW.held_until);
+    END IF;
     RETURN NULL;
 END $$;
 CREATE TRIGGER note_linger AFTER UPDATE ON {mutexes} FOR EACH ROW
 WHEN (NEW.held_until IS NOT NULL) EXECUTE FUNCTION note_linger();
+CREATE TRIGGER note_freed AFTER DELETE ON {mutexes} FOR EACH ROW
+WHEN (OLD.held_until > statement_timestamp()) EXECUTE FUNCTION note_linger();
 """
 
 NOTE = sa.text("INSERT INTO notes (job_id, token, worker, event) VALUES (:job_id, :token, :worker, :event)")

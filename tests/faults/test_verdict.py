@@ -400,6 +400,17 @@ def test_a_fenced_handler_counts_for_nothing_else(hand: Hand) -> None:
     assert hand.verdict().kept
 
 
+def test_a_linger_ends_with_its_handler(hand: Hand) -> None:
+    """The late write of the one who held the key changes nothing of the job, and frees the key."""
+    hand.note(first := hand.claim(hand.enqueue("keyed", "a")), "start")
+    hand.end_lease(first)
+    hand.recover(first)
+    hand.note(first, "end")
+    assert not hand.as_worker("w1", lambda conn: store.complete(conn, tables, jobs=[first]))
+    hand.run(first.id)
+    assert hand.verdict().kept
+
+
 def test_what_was_committed_just_before_the_claim_is_no_inversion(hand: Hand) -> None:
     """The claim may not have seen it."""
     younger_after(hand, "1 s")
