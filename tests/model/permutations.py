@@ -44,7 +44,11 @@ class Stage:
         self.rivals = [engine.connect() for _ in range(2)]
         self.pids = [self._pid(conn) for conn in self.rivals]
         self.threads = ThreadPoolExecutor(2)
-        self.before = {scene: self._save(f"scene_{n}", scene) for n, scene in enumerate(SCENES)}
+        try:
+            self.before = {scene: self._save(f"scene_{n}", scene) for n, scene in enumerate(SCENES)}
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         self.threads.shutdown()
