@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +13,9 @@ from sqlalchemy.pool import NullPool, Pool, QueuePool
 
 from sqlane_sa import store
 from sqlane_sa.worker.deadlines import Deadlines
-from sqlane_sa.worker.driver import connect_options
+from sqlane_sa.worker.driver import connect_options, stop_preparing_behind_pooler
+
+log = logging.getLogger("sqlane_sa.worker")
 
 
 class Connector:
@@ -24,6 +27,7 @@ class Connector:
         self._engine = engine
         self._create = engine.pool._invoke_creator
         self._deadlines = deadlines
+        self._pooled = False
         # The application's own connections pass by: nobody limits the calls of its threads.
         event.listen(engine, "do_connect", self._connect)
 
@@ -51,6 +55,12 @@ class Connector:
         connection = self._create(connection_record)
         if self._deadlines.here is not None:
             self._deadlines.here.watch(connection)
+        if stop_preparing_behind_pooler(connection) and not self._pooled:
+            self._pooled = True
+            log.warning(
+                "a pooler stands before the database; this worker prepares no statements there. Unless it lends whole "
+                'sessions, give create_engine connect_args={"prepare_threshold": None}'
+            )
         return connection
 
     def _connect(self, dialect: Any, record: Any, arguments: Any, options: dict[str, Any]) -> Any:

@@ -106,3 +106,24 @@ def test_a_session_of_a_pooler_is_known_by_its_process_id(pooler: PgBouncer, dat
         with psycopg.connect(host=at.host, port=at.port, user=at.username, dbname=at.database) as conn:
             assert stop_preparing_behind_pooler(conn) is expected
             assert (conn.prepare_threshold is None) is expected
+
+
+def test_the_worker_prepares_nothing_behind_it(
+    pooler: PgBouncer, database_url: str, engine: sa.Engine, queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    """B30: whatever the application's engine says; and the start says so once."""
+    pooled = sa.create_engine(pooler.url(database_url), poolclass=sa.NullPool)
+    with caplog.at_level(logging.WARNING, "sqlane_sa"), Worker(pooled, queue, **OPTIONS):
+        for _ in range(20):
+            with engine.begin() as conn:
+                id_ = queue.enqueue(conn, "quick", {"keys": ["k"]}).id
+
+            def completed(id_: str = id_) -> bool:
+                with engine.connect() as conn:
+                    job = queue.get(conn, id_)
+                return job is not None and job.status == "completed"
+
+            wait_until(completed, 60)
+    said = [record.message for record in caplog.records]
+    assert sum("prepare_threshold" in message for message in said) == 1
+    assert not any("prepared statement" in message for message in said), "it tried to run what it had prepared"
