@@ -42,7 +42,22 @@ def test_every_block_is_run_somewhere() -> None:
         "migrations": 8,
         "roles": 6,
         "operations": 1,
+        "poolers": 1,
     }
+
+
+def test_the_pooler_pages_worker_can_be_made(queue: Queue) -> None:
+    """Its address is made up: it is not run."""
+    made: list[Worker] = []
+
+    class Made(Worker):
+        def run(self) -> None:
+            made.append(self)
+
+    queue.job("quick")(lambda payload: None)
+    [block] = re.findall(r"```python\n(.*?)```", PAGES["poolers"], re.S)
+    exec(block, {"create_engine": sa.create_engine, "Worker": Made, "queue": queue})
+    assert len(made) == 1
 
 
 def test_links_lead_somewhere() -> None:

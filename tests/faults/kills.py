@@ -21,7 +21,16 @@ from tests.processes import app
 
 queue = Queue()
 OFTEN: Mapping[str, Any] = {"max_stalls": 1000, "backoff": Backoff(base=0.01, jitter=0.0)}
-OPERATIONS = ("claim_plain", "claim", "complete", "retry_many", "release_many", "fail", "renew_leases", "recover_stale")
+OPERATIONS = (
+    "claim_plain",
+    "claim",
+    "complete",
+    "retry_many",
+    "release_many",
+    "fail",
+    "renew_leases",
+    "recover_stale_many",
+)
 MOMENTS = ("before", "written", "committed")
 STEPS = ("handler start", "handler end", *(f"{operation} {moment}" for operation in OPERATIONS for moment in MOMENTS))
 
@@ -137,7 +146,7 @@ def kill_in_store(operation: str, moment: str) -> None:
     written = threading.Event()
 
     def call_and_die(*arguments: Any, **options: Any) -> Any:
-        if moment == "before" and any(options.get(name) for name in ("lanes", "candidate_ids", "jobs", "job", "id")):
+        if moment == "before" and any(options.get(name) for name in ("lanes", "candidate_ids", "jobs", "job", "ids")):
             die()
         if moment == "before" and (options.get("retries") or options.get("releases")):
             die()
