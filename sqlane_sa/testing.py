@@ -160,8 +160,11 @@ class _Drain:
             if interrupt is not None:
                 raise interrupt
         self._count(job, outcome)
-        if self._raise_errors and job.error is not None:
-            raise job.error
+        try:
+            if self._raise_errors and job.error is not None:
+                raise job.error
+        finally:
+            job.error = None  # its traceback holds the job: kept, both would stay until the garbage collector comes
 
     def _write(self, job: RunningJob, outcome: Outcome | None) -> None:
         if outcome is not None:

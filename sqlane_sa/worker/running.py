@@ -127,6 +127,9 @@ class RunningJobs:
     def finish(self, job: RunningJob, outcome: Outcome | None) -> None:
         """Called by the handler's thread. What gathers while a write is on its way is the next batch."""
         job.ended = True
+        # Its traceback holds the frames of the handler with all their locals, and one of ours that holds the job:
+        # together they would stay until the garbage collector comes, which counts objects and not their size.
+        job.error = None
         self.finished.append((job, outcome))
         if self.waiting:
             self.wake.set()
