@@ -29,7 +29,7 @@ from sqlane_sa.store.recall import recall
 from sqlane_sa.store.recovery import Recovery, find_stale, recover_stale, recover_stale_many
 from sqlane_sa.store.sleepers import awake, fall_asleep, sweep_sleepers, wake
 from sqlane_sa.store.sweep import MutexSweep, WaitsSweep, delete_expired, make_due, sweep_mutexes, sweep_waits
-from sqlane_sa.store.tuning import pin_plans, wait_briefly
+from sqlane_sa.store.tuning import end_session, pin_plans, wait_briefly
 from sqlane_sa.values.job import ClaimedJob, JobLock
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "claim_plain",
     "complete",
     "delete_expired",
+    "end_session",
     "fail",
     "fall_asleep",
     "find_candidates",

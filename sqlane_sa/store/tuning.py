@@ -1,8 +1,8 @@
-"""Settings for the transactions of a worker: plans, and how long to wait for a lock."""
+"""The transactions of a worker: their plans, how long they wait for a lock, and the end of those left behind."""
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Integer, bindparam, text
 
 # Every statement of the store is a handful of index probes, whatever the tables hold. A plan made while they were
 # empty or never analysed may be a sequential scan, and it would stay in the driver's prepared statement as they grow.
@@ -20,6 +20,13 @@ SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true)
 
 _BRIEFLY = text("SELECT set_config('lock_timeout', '50ms', true)")
 
+# By the port too: the process may be another session's by now. Behind a pooler, or where addresses are translated, the
+# session is not found.
+_END_SESSION = text("""
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE pid = :pid AND client_port = :port AND datname = current_database() AND usename = session_user
+  AND pid <> pg_backend_pid()""").bindparams(bindparam("pid", type_=Integer), bindparam("port", type_=Integer))
+
 
 def pin_plans(conn: Connection, /) -> None:
     """Let the rest of the transaction use index probes only, with plans made once, and wait 1 s for a lock at most."""
@@ -29,3 +36,9 @@ def pin_plans(conn: Connection, /) -> None:
 def wait_briefly(conn: Connection, /) -> None:
     """Let the rest of the transaction wait 50 ms for a lock at most: it is known that somebody holds one."""
     conn.execute(_BRIEFLY).close()
+
+
+def end_session(conn: Connection, /, *, pid: int, port: int) -> bool:
+    """End another session of the same role and database, by its process id and the port of its client (-1: a socket of
+    the file system); whether it was there."""
+    return bool(conn.execute(_END_SESSION, {"pid": pid, "port": port}).all())

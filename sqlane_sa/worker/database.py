@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from sqlalchemy import Connection, Engine, event
@@ -13,9 +14,12 @@ from sqlalchemy.pool import NullPool, Pool, QueuePool
 
 from sqlane_sa import store
 from sqlane_sa.worker.deadlines import Deadlines
-from sqlane_sa.worker.driver import connect_options, stop_preparing_behind_pooler
+from sqlane_sa.worker.driver import connect_options, session_of, stop_preparing_behind_pooler
 
 log = logging.getLogger("sqlane_sa.worker")
+
+SESSION = "sqlane_session"
+MAX_LEFT = 100
 
 
 class Connector:
@@ -28,6 +32,7 @@ class Connector:
         self._create = engine.pool._invoke_creator
         self._deadlines = deadlines
         self._pooled = False
+        self._left: deque[tuple[int, int]] = deque(maxlen=MAX_LEFT)
         # The application's own connections pass by: nobody limits the calls of its threads.
         event.listen(engine, "do_connect", self._connect)
 
@@ -38,13 +43,34 @@ class Connector:
         for each level: one derived from another by execution_options keeps the other's level too.
         """
         theirs = self._engine
-        pool = NullPool(self, dialect=theirs.dialect, _dispatch=theirs.pool.dispatch)
+        pool = self.followed(NullPool(self, dialect=theirs.dialect, _dispatch=theirs.pool.dispatch))
         own = Engine(pool, theirs.dialect, theirs.url, hide_parameters=True)
         return own.execution_options(isolation_level=isolation_level)
 
     def database(self) -> Database:
         """A connection for one thread."""
-        return Database(self.engine(), self._deadlines)
+        return Database(self, self._deadlines)
+
+    def followed(self, pool: Pool) -> Pool:
+        """A pool of connections made here: the sessions of those that are lost in the middle of a call are noted."""
+        event.listen(pool, "invalidate", self._lost)
+        return pool
+
+    def end_left(self, conn: Connection) -> None:
+        """End the sessions of lost connections that are still there. A server that was not told waits on in them: with
+        their locks, for a network that is silent or a standby that is gone; and with each new try in one more."""
+        while self._left:
+            pid, port = self._left[0]
+            with conn.begin():
+                if store.end_session(conn, pid=pid, port=port):
+                    log.warning("the session of a lost connection (process %d) was still there; it is ended", pid)
+            with suppress(IndexError):  # another thread was here first
+                self._left.popleft()
+
+    def _lost(self, connection: Any, record: Any, error: BaseException | None) -> None:
+        session = record.info.get(SESSION)
+        if error is not None and session is not None:
+            self._left.append(session)
 
     def close(self) -> None:
         """Leave the application's engine as it was."""
@@ -55,6 +81,8 @@ class Connector:
         connection = self._create(connection_record)
         if self._deadlines.here is not None:
             self._deadlines.here.watch(connection)
+        if connection_record is not None:
+            connection_record.info[SESSION] = session_of(connection)
         if stop_preparing_behind_pooler(connection) and not self._pooled:
             self._pooled = True
             log.warning(
@@ -87,8 +115,8 @@ class HandlerEngine(OptionEngine):
 
 def _like(old: Pool, connector: Connector, size: int) -> Pool:
     if not isinstance(old, QueuePool):
-        return NullPool(connector, dialect=old._dialect, _dispatch=old.dispatch)
-    return QueuePool(
+        return connector.followed(NullPool(connector, dialect=old._dialect, _dispatch=old.dispatch))
+    pool = QueuePool(
         connector,
         pool_size=size,
         max_overflow=-1,
@@ -98,13 +126,15 @@ def _like(old: Pool, connector: Connector, size: int) -> Pool:
         dialect=old._dialect,
         _dispatch=old.dispatch,
     )
+    return connector.followed(pool)
 
 
 class Database:
     """One connection for one thread, opened when it is first needed and again after each error."""
 
-    def __init__(self, engine: Engine, deadlines: Deadlines) -> None:
-        self._engine = engine
+    def __init__(self, connector: Connector, deadlines: Deadlines) -> None:
+        self._connector = connector
+        self._engine = connector.engine()
         self._deadlines = deadlines
         self._conn: Connection | None = None
 
@@ -115,16 +145,19 @@ class Database:
         milliseconds."""
         try:
             with self._deadlines.limit():
-                if self._conn is None:
-                    self._conn = self._engine.connect()
-                else:
-                    self._deadlines.watch(self._conn)
-                with self._conn.begin():
-                    store.pin_plans(self._conn)
-                    yield self._conn
+                conn = self._conn or self._open()
+                self._deadlines.watch(conn)
+                with conn.begin():
+                    store.pin_plans(conn)
+                    yield conn
         except BaseException:
             self.close()
             raise
+
+    def _open(self) -> Connection:
+        self._conn = conn = self._engine.connect()
+        self._connector.end_left(conn)
+        return conn
 
     def close(self) -> None:
         """Close the connection, also a broken one."""

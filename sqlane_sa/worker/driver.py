@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from typing import Any
 
 from sqlalchemy import Engine
@@ -49,6 +50,17 @@ def file_number(driver_connection: Any) -> int | None:
         return int(driver_connection._usock.fileno())  # pg8000
     except Exception:  # each driver has errors of its own for a closed connection
         return None
+
+
+def session_of(driver_connection: Any) -> tuple[int, int] | None:
+    """The process id of the connection's session on the server, and the port of this end, by which the server can tell
+    it from another one: -1 for a socket of the file system. None where the driver does not tell."""
+    number = file_number(driver_connection)
+    process = getattr(getattr(driver_connection, "info", None), "backend_pid", None)
+    if number is None or process is None:
+        return None
+    with socket.socket(fileno=os.dup(number)) as own:
+        return int(process), -1 if own.family == socket.AF_UNIX else int(own.getsockname()[1])
 
 
 def stop_preparing_behind_pooler(driver_connection: Any) -> bool:

@@ -26,12 +26,15 @@ from sqlane_sa.worker.late import LateResults
 from sqlane_sa.worker.looks import Looks, Share
 from sqlane_sa.worker.outcomes import Result, is_hopeless, is_locked, report, results_to_write, write, write_apart
 from sqlane_sa.worker.running import TIMEOUT, Finished, RunningJob, RunningJobs
+from sqlane_sa.worker.service import first_line
 from sqlane_sa.worker.sleep import Sleep
 
 log = logging.getLogger("sqlane_sa.worker")
 
 BUSY_CLAIM = 50
 """A claim of so many jobs means that the worker will look again by itself: enqueues need not notify."""
+MARK_PAUSE = 1.0
+"""Seconds until a stuck job whose row was locked is marked again."""
 HAND_BACK_AFTER = 1.0
 """Seconds that a claimed job may wait for a slot, before another worker gets it."""
 
@@ -67,6 +70,7 @@ class Loop:
         self.settled = threading.Event()
         """No claim is on its way any more, and none will be."""
         self._after_key = ""
+        self._mark_at = 0.0
 
     def run_once(self) -> float:
         """One turn, and when there was nothing to do, the wait for the next."""
@@ -102,8 +106,9 @@ class Loop:
             self.settled.set()
         self._recall()
         self._hand_back()
-        finished, timed_out = self._jobs.take_finished(), self._jobs.take_timed_out()
         before = time.monotonic()
+        finished = self._jobs.take_finished()
+        timed_out = self._jobs.take_timed_out() if before >= self._mark_at else []
         if finished:
             self._looks.ended(before)
         try:
@@ -149,8 +154,7 @@ class Loop:
                     shares = self._shares()
                 claimed = self._claim(conn, shares, supposed) if shares else []
         except Exception as error:
-            self._go_apart(error, results)
-            self._jobs.timed_out.extend(timed_out)
+            self._go_apart(error, results, timed_out)
             return []
         report(results, changed)
         self._after_write(results)
@@ -161,12 +165,13 @@ class Loop:
         if self._claims.in_doubt:
             self._start([job for job in self._claims.recall() if (job.id, job.lock_token) not in self._jobs.held])
 
-    def _go_apart(self, error: Exception, results: Sequence[Result]) -> None:
-        """The turn failed for one of its rows: the results are written by themselves, and the next claims find it."""
-        if is_hopeless(error) and (results or not self._claims.apart):
+    def _go_apart(self, error: Exception, results: Sequence[Result], timed_out: Sequence[RunningJob]) -> None:
+        """The turn failed for one of its rows: what it was to write is written apart, and the next claims find it."""
+        if is_hopeless(error) and (results or timed_out or not self._claims.apart):
             self._claims.suspect()
-        elif not (results and is_locked(error)):
+        elif not ((results or timed_out) and is_locked(error)):
             raise error
+        self._mark_apart(timed_out)
         locked = write_apart(self._database, self._queue, results) if results else []
         self._late.put(results, locked, time.monotonic())
         self._after_write(results)
@@ -186,6 +191,23 @@ class Loop:
         marked = set(store.mark_timed_out(conn, self._queue.tables, jobs=jobs))
         skipped = [job for job in jobs if job.id not in marked and not job.ended and job.cancelled == TIMEOUT]
         self._jobs.timed_out.extend(skipped)
+
+    def _mark_apart(self, jobs: Sequence[RunningJob]) -> None:
+        for job in jobs:
+            try:
+                with self._database.transaction() as conn:
+                    store.wait_briefly(conn)
+                    self._mark_timed_out(conn, [job])
+            except Exception as error:
+                if is_locked(error):
+                    self._jobs.timed_out.append(job)
+                    self._mark_at = time.monotonic() + MARK_PAUSE
+                elif is_hopeless(error):
+                    log.warning(
+                        "job %s (%s) cannot be marked as stuck: %s", job.id, job.claimed.name, first_line(error)
+                    )
+                else:
+                    raise
 
     def _claim(self, conn: Connection, shares: list[Share], supposed: bool) -> list[ClaimedJob]:
         claimed = self._claims.plain(conn, shares)

@@ -178,3 +178,31 @@ def test_a_database_with_another_style_of_dates(
     run(engine=other)
     other.dispose()
     assert names == ["a", "b"]
+
+
+@pytest.mark.parametrize("fault", ["RAISE EXCEPTION 'not this one'", "RAISE deadlock_detected"])
+def test_a_row_that_cannot_be_marked_as_stuck_holds_up_nothing(
+    queue: Queue, names: list[str], work: Any, enqueue: Any, sql: Any, job: Read, caplog: Any, fault: str
+) -> None:
+    go = threading.Event()
+
+    @queue.job("slow", timeout=0.05)
+    def slow(payload: Any) -> None:
+        assert go.wait(60)
+
+    odd, other = enqueue("slow"), enqueue("slow")
+    sql(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        f" IF NEW.id = '{odd}' AND NEW.timed_out_at IS NOT NULL THEN {fault}; END IF;"
+        " RETURN NEW; END $$"
+    )
+    sql("CREATE TRIGGER refuse BEFORE UPDATE ON sqlane_jobs FOR EACH ROW EXECUTE FUNCTION refuse()")
+    worker = work(poll_interval=0.02)
+    wait_until(lambda: sql("SELECT id FROM sqlane_jobs WHERE timed_out_at IS NOT NULL") == [(other,)])
+    for n in range(3):
+        enqueue("plain", str(n))
+    wait_until(lambda: len(names) == 3)
+    assert "trying again until it works" not in caplog.text
+    assert worker.failure is None
+    go.set()
+    wait_until(lambda: job(other).status == "pending")
