@@ -160,11 +160,15 @@ def produce(url: str, stop: Event, count: Any, place: int, rate: float) -> None:
 
 
 def end(processes: Sequence[Any]) -> None:
+    """Wait for them; what does not end by itself is killed. One that failed ends the run: its figures are none."""
     for process in processes:
         process.join(60)
         if process.exitcode is None:
             process.kill()
             process.join()
+    failed = [process.exitcode for process in processes if process.exitcode]
+    if failed:
+        raise SystemExit(f"{len(failed)} processes of the run ended with {failed}")
 
 
 def enqueue(engine: sa.Engine, name: str, jobs: int, first: int = 0) -> float:

@@ -11,8 +11,7 @@ import sqlalchemy as sa
 
 from sqlane_sa import store
 from sqlane_sa.demo.server import Server
-from sqlane_sa.store.claim import CLAIM_PLAIN
-from sqlane_sa.store.probe import PROBE
+from tests.benchmarks.pressure import plans
 from tests.benchmarks.pressure.figures import memory_mb, note, row
 from tests.benchmarks.pressure.load import Crew, definitions, enqueue, lost_and_repeated
 from tests.benchmarks.pressure.server import database
@@ -103,7 +102,7 @@ def fill(engine: sa.Engine, rows: int) -> None:
 
 def measure(url: str, engine: sa.Engine, name: str, jobs: int, *, own: bool) -> Cost:
     """`own`: the jobs are this part's, and all of them are waited for."""
-    probe, claim = buffers(engine, PROBE, {}), buffers(engine, CLAIM_PLAIN, CLAIM)
+    probe, claim = plans.probe(engine), plans.claim(engine)
     before = time.monotonic()
     with engine.connect() as conn:
         store.stats(conn, definitions().tables)
@@ -129,31 +128,3 @@ def check_backlog(engine: sa.Engine, name: str, numbers: set[int], runs: int) ->
         left = conn.execute(sa.text("SELECT count(*) FROM sqlane_jobs WHERE id = ANY(:ids)"), {"ids": ids}).scalar()
         running = conn.exec_driver_sql("SELECT count(*) FROM sqlane_jobs WHERE status = 'running'").scalar()
     assert (left, running) == (0, 0), f"{left} of the {name} jobs that ran are still there, {running} running"
-
-
-CLAIM: dict[str, Any] = {
-    "names": ["plain"],
-    "priorities": [0],
-    "limits": [20],
-    "lock_token": "t",
-    "locked_by": "w",
-    "lease_ms": 60_000,
-    "inline_bytes": 65_536,
-}
-
-
-def buffers(engine: sa.Engine, statement: Any, parameters: dict[str, Any]) -> int:
-    """Pages that a statement touches, with those of planning left out; rolled back."""
-    tables = definitions().tables
-    rendered = statement.on(tables)
-    clause = sa.text(
-        "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) "
-        + (rendered.element.text if hasattr(rendered, "element") else rendered.text)
-    )
-    clause = clause.bindparams(*(sa.bindparam(bind, type_=kind) for bind, kind in statement.binds.items()))
-    with engine.connect() as conn:
-        store.pin_plans(conn)
-        (plan,) = conn.execute(clause, parameters).scalar_one()
-        conn.rollback()
-    top = plan["Plan"]
-    return int(top["Shared Hit Blocks"] + top["Shared Read Blocks"])

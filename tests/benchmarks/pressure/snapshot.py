@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlane_sa import store
 from sqlane_sa.demo.server import Server
 from sqlane_sa.values.health import Health, TableHealth
+from tests.benchmarks.pressure import plans
 from tests.benchmarks.pressure.figures import note, percentile, row
 from tests.benchmarks.pressure.load import Crew, Producers, Run, definitions, lost_and_repeated
 from tests.benchmarks.pressure.server import database
@@ -24,11 +25,13 @@ WINDOW = 5.0
 
 
 class Fifth(NamedTuple):
-    """Of the time the snapshot is held: from and to in epoch seconds, and what `store.health` says at its end."""
+    """Of the time the snapshot is held: from and to in epoch seconds; and at its end, what `store.health` says, and the
+    pages that a claim touches."""
 
     begin: float
     end: float
     health: Health
+    claim_pages: int
 
 
 def run(options: argparse.Namespace) -> None:
@@ -41,9 +44,9 @@ def run(options: argparse.Namespace) -> None:
                 with snapshot(engine):
                     fifths = list(hold(engine, options.minutes * 60))
                 released = time.time()
-                cleaned = recover(engine, fifths[-1].health)
+                recovery = recover(engine, fifths[-1].health)
             crew.wait(producers.committed)
-        report(crew.runs, fifths, released, cleaned, producers.committed, options)
+        report(crew.runs, fifths, released, recovery, producers.committed, options)
 
 
 @contextmanager
@@ -57,7 +60,7 @@ def hold(engine: sa.Engine, seconds: float) -> Iterator[Fifth]:
     for _ in range(FIFTHS):
         begin = time.time()
         time.sleep(seconds / FIFTHS)
-        yield Fifth(begin, time.time(), health(engine))
+        yield Fifth(begin, time.time(), health(engine), plans.claim(engine))
 
 
 def health(engine: sa.Engine) -> Health:
@@ -70,23 +73,29 @@ def jobs_table(of: Health) -> TableHealth:
     return found
 
 
-def recover(engine: sa.Engine, worst: Health) -> float | None:
-    """Seconds until a tenth of the dead rows is left, and some more for the figures; None when it did not come."""
+class Recovery(NamedTuple):
+    """Seconds until a tenth of the dead rows was left (None: it did not come), and the pages of a claim then."""
+
+    took: float | None
+    claim_pages: int
+
+
+def recover(engine: sa.Engine, worst: Health) -> Recovery:
     begin = time.monotonic()
     while time.monotonic() - begin < LONGEST_RECOVERY:
         time.sleep(1)
         if jobs_table(health(engine)).dead_rows < jobs_table(worst).dead_rows / 10:
             took = time.monotonic() - begin
             time.sleep(4 * WINDOW)
-            return took
-    return None
+            return Recovery(took, plans.claim(engine))
+    return Recovery(None, plans.claim(engine))
 
 
 def report(
     runs: Sequence[Run],
     fifths: Sequence[Fifth],
     released: float,
-    cleaned: float | None,
+    recovery: Recovery,
     committed: int,
     options: argparse.Namespace,
 ) -> None:
@@ -103,10 +112,11 @@ def report(
     found = (
         f"rate of the last fifth {rates[-1] / rates[0]:.2f} x the first; pick-up p50 {worst / usual:.1f} x as long "
         f"({1000 * worst:.1f} and {1000 * usual:.1f} ms), p99 {p(held[-1], 0.99) / p(before, 0.99):.1f} x; "
+        f"a claim touches {fifths[-1].claim_pages:,} pages, {fifths[0].claim_pages:,} after the first fifth; "
         f"{jobs_table(last).dead_rows:,} dead rows, {size(last) >> 20} MB; health: "
         f"{last.snapshot.transactions if last.snapshot else 0:,} transactions over "
         f"{(last.snapshot.age_ms or 0) / 1000 if last.snapshot else 0:.0f} s; after its end p50 within 2 x in "
-        f"{shown(again)}, dead rows gone in {shown(cleaned)}"
+        f"{shown(again)}, dead rows gone in {shown(recovery.took)}, a claim touches {recovery.claim_pages:,} pages"
     )
     done = f"REPEATABLE READ for {options.minutes:g} min at {options.rate:g} jobs/s"
     row("snapshot", done, committed, *lost_and_repeated(runs, committed), found)
@@ -136,7 +146,7 @@ def described(fifth: Fifth, inside: Sequence[Run]) -> str:
     return (
         f"{len(inside) / (fifth.end - fifth.begin):,.0f} jobs/s, pick-up p50 {1000 * p(inside, 0.5):.1f} ms, "
         f"p99 {1000 * p(inside, 0.99):.1f} ms; jobs has {table.dead_rows:,} dead rows, "
-        f"all tables {size(fifth.health) >> 20} MB; "
+        f"all tables {size(fifth.health) >> 20} MB; a claim touches {fifth.claim_pages:,} pages; "
         f"snapshot of {held and held.kind}, {(held.age_ms or 0) / 1000 if held else 0:.0f} s, "
         f"{held.transactions if held else 0:,} transactions"
     )

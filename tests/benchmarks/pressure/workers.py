@@ -49,10 +49,11 @@ def run(options: argparse.Namespace) -> None:
 
 
 def drain(url: str, engine: sa.Engine, name: str, jobs: int, workers: int) -> Seen:
-    enqueue(engine, name, jobs)
     crew = Crew(url, processes=PROCESSES, workers=workers // PROCESSES, concurrency=SLOTS // workers, names=[name])
     peaks = [0]
     with beside(watch(engine, peaks)), crew.working():
+        # Not before: what is measured is no start of workers.
+        enqueue(engine, name, jobs)
         crew.wait(jobs)
     times = [one.at for one in crew.runs]
     return Seen(jobs / (max(times) - min(times)), *lost_and_repeated(crew.runs, jobs), max(peaks))
