@@ -21,7 +21,7 @@ from tests.benchmarks.failing import KINDS, MAX_ERROR_BYTES, Ballast, LargeError
 from tests.support import wait_until
 
 CONCURRENCY = 4
-ROUND = 2_000
+ROUND = 1_000
 ROUNDS = 3
 SMALL = 100
 """What a collection may hold at rest, whatever it held after the first round: the timer keeps 64 that have ended."""
