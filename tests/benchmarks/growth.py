@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import multiprocessing
 import threading
 import time
@@ -33,8 +34,11 @@ CONCURRENCY = 10
 MAX_GROWTH = 1.1
 RETENTION = 60
 
-IDLE = """
-SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+WORKER = "sqlane growth"
+"""The application name of the worker's sessions: the producer's are no concern."""
+IDLE = f"""
+SELECT pid, round(extract(epoch FROM clock_timestamp() - state_change), 1) AS seconds, left(query, 100) AS query
+FROM pg_stat_activity WHERE datname = current_database() AND application_name = '{WORKER}'
 AND state LIKE 'idle in transaction%%' AND clock_timestamp() - state_change > interval '1 s'"""
 ADVISORY = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
 ERRORS = """
@@ -150,7 +154,10 @@ def name_of(n: int) -> str:
 
 
 def work(url: str, stop: Event, done: Any, failing: Any) -> None:
-    with Worker(sa.create_engine(url), definitions(done, failing), concurrency=CONCURRENCY):
+    logging.basicConfig(level=logging.WARNING, format="  worker: %(message)s")
+    logging.getLogger("sqlane_sa.worker").addFilter(lambda record: "failed for good, attempt" not in str(record.msg))
+    engine = sa.create_engine(url, connect_args={"application_name": WORKER})
+    with Worker(engine, definitions(done, failing), concurrency=CONCURRENCY):
         stop.wait()
 
 
@@ -173,7 +180,10 @@ def watch(engine: sa.Engine, looks: list[tuple[int, int]]) -> Callable[[threadin
     def loop(stop: threading.Event) -> None:
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
             while not stop.wait(0.2):
-                looks.append((conn.exec_driver_sql(IDLE).scalar_one(), conn.exec_driver_sql(ADVISORY).scalar_one()))
+                idle = conn.exec_driver_sql(IDLE).all()
+                for row in idle:
+                    print(f"  idle in a transaction for {row.seconds} s: {row.pid}, {row.query}", flush=True)
+                looks.append((len(idle), conn.exec_driver_sql(ADVISORY).scalar_one()))
 
     return loop
 
