@@ -123,6 +123,11 @@ class Deadlines:
         self._cut_overdue(time.monotonic(), planned)
         return 0.0
 
+    def run(self) -> None:
+        """Watch until `stop`."""
+        while not self._stopped.is_set():
+            self.run_once()
+
     def stop(self) -> None:
         self._stopped.set()
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
-from sqlalchemy.pool import NullPool, QueuePool
 
 from sqlane_sa.queue import Queue
 from sqlane_sa.sqlstate import sqlstate
+from sqlane_sa.worker.database import Connector
+from sqlane_sa.worker.deadlines import Deadlines
 
 # SQLSTATE: lost or refused connections, no room for one more, and a server that starts, stops or recovers.
 _COMING_BACK = ("08", "53", "57P")
@@ -15,15 +20,16 @@ _COMING_BACK = ("08", "53", "57P")
 _COMING_BACK_WORDS = ("starting up", "shutting down", "recovery", "too many", "remaining connection slots", "not yet")
 
 
-def check_schema(engine: Engine, queue: Queue) -> None:
-    """Raises `SchemaError` in one sentence when the tables are behind or ahead. Workers never do DDL."""
-    try:
-        _check(engine, queue)
-    except DBAPIError as error:
-        # A connection that broke while it was idle in the application's pool takes the whole pool with it.
-        if not error.connection_invalidated:
-            raise
-        _check(engine, queue)
+def check_schema(engine: Engine, queue: Queue, deadline: float) -> None:
+    """Raises `SchemaError` in one sentence when the tables are behind or ahead. Workers never do DDL.
+
+    Like every call of a worker, it ends by its deadline (seconds); and it is made outside the application's pool: after
+    a fork, what is idle in there is the other process's.
+    """
+    from sqlane_sa import migrations  # loads alembic, which `import sqlane_sa` must not
+
+    with _limited(engine, deadline) as outside:
+        migrations.check(outside, queue)
 
 
 def is_unreachable(error: DBAPIError) -> bool:
@@ -37,16 +43,17 @@ def is_unreachable(error: DBAPIError) -> bool:
     return "FATAL" not in message or any(words in message for words in _COMING_BACK_WORDS)
 
 
-def _check(engine: Engine, queue: Queue) -> None:
-    from sqlane_sa import migrations  # loads alembic, which `import sqlane_sa` must not
-
-    migrations.check(_without_idle_connections(engine), queue)
-
-
-def _without_idle_connections(engine: Engine) -> Engine:
-    """The engine, or one like it outside its pool: after a fork, what is idle in there is the other process's."""
-    pool = engine.pool
-    if not (isinstance(pool, QueuePool) and pool.checkedin()):
-        return engine
-    outside = NullPool(pool._creator, dialect=engine.dialect, _dispatch=pool.dispatch)
-    return Engine(outside, engine.dialect, engine.url).execution_options(**engine.get_execution_options())
+@contextmanager
+def _limited(engine: Engine, seconds: float) -> Iterator[Engine]:
+    """An engine like it; all that is done with it here, opening connections included, ends by the deadline."""
+    deadlines = Deadlines(seconds)
+    connector = Connector(engine, deadlines)
+    watch = threading.Thread(target=deadlines.run, name="sqlane-start", daemon=True)
+    watch.start()
+    try:
+        with deadlines.limit():
+            yield connector.engine().execution_options(**engine.get_execution_options())
+    finally:
+        deadlines.stop()
+        watch.join()
+        connector.close()

@@ -16,6 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlane_sa.queue import Queue
 from sqlane_sa.values.errors import HandleError, WorkerError
+from sqlane_sa.worker.deadlines import deadline_for
 from sqlane_sa.worker.options import Options
 from sqlane_sa.worker.parts import Parts
 from sqlane_sa.worker.readiness import check_schema, is_unreachable
@@ -115,10 +116,11 @@ class Worker:
             raise WorkerError("this worker is running already; make another Worker to run two")
         self._failure = None
         problem: DBAPIError | None = None
+        check = partial(check_schema, self._engine, self.queue, deadline_for(self._options.lease))
         try:
-            # On the application's engine: its first connection makes the dialect ready, for one thread at a time.
-            # Engines of our own share the dialect, and would not wait for each other.
-            check_schema(self._engine, self.queue)
+            # One connection before there are threads: the first one makes the dialect ready, which all engines of our
+            # own share with the application's, and they would not wait for each other.
+            check()
         except DBAPIError as error:
             if not (patient and is_unreachable(error)):
                 raise
@@ -127,7 +129,7 @@ class Worker:
         if problem is None:
             parts.start()
         else:
-            parts.start_later(partial(check_schema, self._engine, self.queue), problem)
+            parts.start_later(check, problem)
         self._parts = parts
         log.info("worker %s started: %s", self.worker_id, ", ".join(self._options.names))
         return self

@@ -55,6 +55,20 @@ def enqueue(engine: sa.Engine, queue: Queue) -> Callable[[str], str]:
     return write
 
 
+def test_a_start_in_a_black_hole(
+    proxy: Proxy, through: sa.Engine, queue: Queue, enqueue: Callable[[str], str], job: Callable[[str], Job]
+) -> None:
+    """It returns, as without a database, and a stop would be heard; the worker works once the network does."""
+    queue.job("quick")(lambda payload: None)
+    id_ = enqueue("quick")
+    proxy.black_hole()
+    with Worker(through, queue, **SHORT) as worker:  # type: ignore[arg-type]
+        assert worker._parts is not None and worker._parts._starter is not None, "it found its database"
+        proxy.heal()
+        wait_until(lambda: job(id_).status == "completed")
+    assert not through.dialect.dispatch.do_connect
+
+
 def test_a_half_open_listener(
     proxy: Proxy, through: sa.Engine, queue: Queue, enqueue: Callable[[str], str], job: Callable[[str], Job]
 ) -> None:
