@@ -58,15 +58,15 @@ def test_a_second_of_wake_ups_for_nothing_is_followed_some_ten_times() -> None:
     looks = 0
     for n in range(COUNT):
         now = n / COUNT
-        hints.note(now)
+        hints.note()
         if hints.take(now):
             looks += 1
             hints.followed(now, found=False)
     assert 5 < looks < 20
-    hints.note(5.0)
+    hints.note()
     assert hints.take(5.0)
     hints.followed(5.0, found=True)
-    assert hints.note(5.0)
+    assert hints.note()
 
 
 def test_forged_notifications_cost_a_bounded_number_of_looks(
