@@ -186,14 +186,19 @@ def test_the_largest_error_there_can_be_is_small_enough_to_store() -> None:
     """All four parts at their limits, in the characters that take most room: in JSON, and as jsonb keeps it."""
     widest = "\U0001f600"
     name = "<wide>"
-    line = f"{widest * 200}"
-    source = f"def f(n):\n    return f(n - 1) if n else 1 / 0  # {line}\n"
+    line = widest * 480
+    # A function for each frame, for of the same line again only the first few are written.
+    source = "".join(f"def f{n}(): return f{n + 1}()  # {line}\n" for n in range(60))
+    source = source.replace("f60()", "1 / 0")
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     scope: dict[str, Any] = {}
     exec(compile(source, name, "exec"), scope)
     kind = type(widest * 500, (Exception,), {"__module__": "m"})
     try:
-        scope["f"](500)
+        try:
+            scope["f0"]()
+        except ZeroDivisionError:
+            scope["f0"]()
     except ZeroDivisionError as cause:
         try:
             raise kind(widest * 50_000) from cause
@@ -202,6 +207,7 @@ def test_the_largest_error_there_can_be_is_small_enough_to_store() -> None:
     finally:
         del linecache.cache[name]
     assert widest * 100 in error["traceback"]
+    assert (len(error["type"]), len(error["message"]), len(error["traceback"])) == (255, 10_000, 30_000)
     text = error_json(error)
     assert text is not None
     assert json.loads(text) == error
