@@ -71,6 +71,43 @@ def test_a_failed_handler_has_no_effects(
     assert sql("SELECT * FROM sqlane_jobs WHERE job_name = 'after'") == []
 
 
+def test_a_handler_past_its_timeout_has_no_effects(
+    queue: Queue, run: Any, enqueue: Any, job: Read, effects: Any
+) -> None:
+    """Whether or not it looks at `ctx.cancelled`: it returns as if all were well, too late."""
+
+    @queue.job("late", transactional=True, max_attempts=1, timeout=0.1)
+    def late(payload: Any, ctx: JobContext) -> None:
+        ctx.connection.execute(sa.text("INSERT INTO effects (note) VALUES ('late')"))
+        assert ctx.cancelled.wait(30)
+
+    id_ = enqueue("late")
+    run(lease=60)
+    assert effects() == []
+    done = job(id_)
+    assert (done.status, done.attempts) == ("failed", 1)
+    assert done.last_error is not None and done.last_error["type"].endswith("JobTimeoutError")
+
+
+def test_a_completion_that_waits_for_ever_ends(
+    queue: Queue, work: Any, enqueue: Any, engine: sa.Engine, job: Read, monkeypatch: Any, caplog: Any
+) -> None:
+    """Somebody has locked the row: the slot is not lost with it."""
+    monkeypatch.setattr("sqlane_sa.worker.deadlines.SHORTEST", 1.0)
+    monkeypatch.setattr("sqlane_sa.worker.deadlines.LONGEST", 1.0)
+    go = threading.Event()
+    queue.job("write", transactional=True)(lambda payload: go.wait(30) and None)
+    id_ = enqueue("write")
+    work(lease=60)
+    wait_until(lambda: job(id_).status == "running")
+    with engine.connect() as rival:
+        rival.execute(sa.text("SELECT FROM sqlane_jobs WHERE id = :id FOR UPDATE"), {"id": id_})
+        go.set()
+        wait_until(lambda: "the database did not answer for 1 s" in caplog.text)
+        rival.rollback()
+    wait_until(lambda: job(id_).status in ("pending", "completed"))
+
+
 def test_a_lost_lease_rolls_everything_back(
     queue: Queue, work: Any, enqueue: Any, job: Read, effects: Any, sql: Sql
 ) -> None:
