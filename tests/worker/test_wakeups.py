@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import resource
@@ -14,7 +15,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from sqlane_sa import Job, JobContext, Queue, Worker
+from sqlane_sa import Job, JobContext, Queue, Worker, store
 from tests.support import wait_until
 from tests.worker.conftest import SHORT
 
@@ -91,6 +92,37 @@ def test_a_retry_of_ones_own_is_waited_for(queue: Queue, asleep: Any, enqueue: A
     asleep()
     id_ = enqueue("twice")
     wait_until(lambda: job(id_).status == "completed")
+
+
+def test_a_recovered_job_is_waited_for(queue: Queue, asleep: Any, enqueue: Any, job: Read, engine: sa.Engine) -> None:
+    """The sweep that takes it back tells those who sleep when it is due again."""
+    queue.job("quick")(lambda payload: None)
+    asleep(sweep_interval=0.2, names=["quick"])
+    with engine.begin() as conn:
+        id_ = queue.enqueue(conn, "quick").id
+        store.claim(conn, queue.tables, candidate_ids=[id_], lock_token="dead", locked_by="dead", lease=0.001)
+    wait_until(lambda: job(id_).status == "completed")
+    assert job(id_).stalls == 1
+
+
+def test_a_job_handed_back_at_a_shutdown_wakes_another_worker(
+    queue: Queue, work: Any, asleep: Any, enqueue: Any, job: Read
+) -> None:
+    runs: list[str] = []
+
+    @queue.job("long")
+    async def long(payload: Any, ctx: JobContext) -> None:
+        runs.append(ctx.lock_token)
+        if len(runs) == 1:
+            await asyncio.sleep(60)
+
+    first = work(shutdown_timeout=0.1, lease=60)
+    id_ = enqueue("long")
+    wait_until(lambda: runs)
+    asleep()
+    first.stop()
+    wait_until(lambda: job(id_).status == "completed")
+    assert (job(id_).attempts, job(id_).stalls) == (1, 0)
 
 
 def test_listening_goes_on_after_its_connection_is_lost(
