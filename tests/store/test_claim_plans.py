@@ -73,11 +73,16 @@ def test_pinned_plans_read_no_whole_table(engine: sa.Engine, queue: Queue) -> No
 
 
 def test_pinned_settings_end_with_the_transaction(engine: sa.Engine) -> None:
-    names = ("jit", "enable_seqscan", "enable_hashjoin", "enable_mergejoin", "plan_cache_mode")
-    show = "SELECT " + ", ".join(f"current_setting('{name}')" for name in names)
+    """Also where they differ from what the session has: another would go on with them behind a pooler."""
+    names = ("jit", "enable_seqscan", "enable_hashjoin", "enable_mergejoin", "plan_cache_mode", "lock_timeout")
+    show = "SELECT " + ", ".join(f"current_setting('{name}')" for name in (*names, "datestyle"))
     with engine.connect() as conn:
+        conn.exec_driver_sql("SET datestyle = 'German, DMY'")
+        conn.commit()
         before = rows(conn, show)
         store.pin_plans(conn)
-        assert rows(conn, show) == [("off", "off", "off", "off", "force_generic_plan")]
-        conn.rollback()
+        assert rows(conn, show) == [("off", "off", "off", "off", "force_generic_plan", "1s", "ISO, DMY")]
+        store.wait_briefly(conn)
+        assert rows(conn, "SHOW lock_timeout") == ["50ms"]
+        conn.commit()  # a rollback would take back what was set for the session, too
         assert rows(conn, show) == before
