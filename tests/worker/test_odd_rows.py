@@ -76,7 +76,7 @@ def test_results_are_written_when_the_claim_of_the_same_turn_fails(
         assert go.wait(30)
 
     first = enqueue("slow")
-    work()
+    work(lease=60)  # renewals are refused, too
     wait_until(lambda: job(first).status == "running")
     sql(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
