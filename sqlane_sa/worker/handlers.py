@@ -80,7 +80,7 @@ class Handlers:
     def _start(self, jobs: list[RunningJob]) -> None:
         asynchronous = [job for job in jobs if job.definition.is_async]
         if asynchronous:
-            self._event_loop.call(self._create_tasks, asynchronous)
+            self._start_tasks(asynchronous)
         for job in jobs:
             if not job.definition.is_async:
                 self._start_in_thread(job)
@@ -97,10 +97,21 @@ class Handlers:
             self._inbox.put(job)
             return
         with self._lock:
-            # It waits for the slot of another thread, and is handed back when there is none.
             self._threads -= 1
-            self.occupied -= 1
-            self._ready.appendleft(job)
+        self._put_back([job])
+
+    def _start_tasks(self, jobs: list[RunningJob]) -> None:
+        try:
+            self._event_loop.call(self._create_tasks, jobs)
+        except (RuntimeError, OSError) as error:  # the same limits, and that of open files
+            log.error("the event loop could not be started: %s; its jobs wait", error)
+            self._put_back(jobs)
+
+    def _put_back(self, jobs: list[RunningJob]) -> None:
+        """They wait for the slots of others, and are handed back when there are none."""
+        with self._lock:
+            self.occupied -= len(jobs)
+            self._ready.extendleft(reversed(jobs))
 
     def _spawn(self, name: str) -> bool:
         try:
@@ -118,7 +129,7 @@ class Handlers:
                 following = self._next()
                 self._jobs.finish(job, outcome)
                 if following is not None and following.definition.is_async:
-                    self._event_loop.call(self._create_tasks, [following])
+                    self._start_tasks([following])
                     following = None
                 job = following
             with self._lock:
@@ -194,9 +205,17 @@ class EventLoop:
         """Call a function in the loop's thread, soon."""
         with self._lock:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._run, args=(self._loop,), name="sqlane-async", daemon=True).start()
+                self._loop = self._started()
             self._loop.call_soon_threadsafe(function, *args)
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.new_event_loop()
+        try:
+            threading.Thread(target=self._run, args=(loop,), name="sqlane-async", daemon=True).start()
+        except BaseException:
+            loop.close()
+            raise
+        return loop
 
     def create_task(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         assert self._loop is not None

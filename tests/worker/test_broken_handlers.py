@@ -144,6 +144,27 @@ def test_no_thread_can_be_started(
     assert {(job(id_).status, job(id_).attempts, job(id_).stalls) for id_ in ids} == {("completed", 1, 0)}
 
 
+def test_no_thread_can_be_started_for_the_event_loop(
+    queue: Queue, run: Run, enqueue: Enqueue, job: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the jobs of the loop nor those that were claimed with them are left running for ever."""
+    start, refused = threading.Thread.start, iter(range(2))
+
+    def start_or_not(thread: threading.Thread) -> None:
+        if thread.name == "sqlane-async" and next(refused, None) is not None:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    async def good(payload: object) -> None: ...
+
+    monkeypatch.setattr(handlers.threading.Thread, "start", start_or_not)
+    queue.job("async")(good)
+    queue.job("def")(lambda payload: None)
+    ids = [enqueue(name) for name in ("async", "def", "async", "def")]
+    run(concurrency=4)
+    assert {(job(id_).status, job(id_).attempts, job(id_).stalls) for id_ in ids} == {("completed", 1, 0)}
+
+
 def test_a_failure_job_whose_keys_exit(queue: Queue, run: Run, enqueue: Enqueue, job: Read, caplog: Any) -> None:
     def keys(payload: object) -> list[str]:
         raise SystemExit
