@@ -10,16 +10,23 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine.base import OptionEngine
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool, Pool, QueuePool
 
 from sqlane_sa import store
 from sqlane_sa.worker.deadlines import Deadlines
 from sqlane_sa.worker.driver import connect_options, session_of, stop_preparing_behind_pooler
+from sqlane_sa.worker.service import first_line
 
 log = logging.getLogger("sqlane_sa.worker")
 
 SESSION = "sqlane_session"
 MAX_LEFT = 100
+
+
+class NotConnectedError(ConnectionError):
+    """A creator or a listener of the application's failed, with an error of any kind: it says nothing about the rows
+    that the connection was for."""
 
 
 class Connector:
@@ -155,7 +162,12 @@ class Database:
             raise
 
     def _open(self) -> Connection:
-        self._conn = conn = self._engine.connect()
+        try:
+            self._conn = conn = self._engine.connect()
+        except OperationalError:
+            raise
+        except Exception as error:
+            raise NotConnectedError(first_line(error)) from error
         self._connector.end_left(conn)
         return conn
 

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError, TimeoutError
+from sqlalchemy.exc import DBAPIError
 
 from sqlane_sa import store
 from sqlane_sa.queue import Queue
@@ -85,7 +85,7 @@ class Execution:
         try:
             with self._deadlines.limit(), self._reading() as conn:
                 return store.read_payload_texts(conn, self._queue.tables, [job.id]).get(job.id)
-        except DBAPIError as error:
+        except (DBAPIError, OSError) as error:
             raise NotBegunError(f"its payload could not be read: {first_line(error)}") from error
 
     def _payload(self, job: RunningJob, text: str | None) -> Any:
@@ -129,7 +129,7 @@ class Execution:
     def _begin(self, stack: ExitStack) -> Connection:
         try:
             return stack.enter_context(self._transaction())
-        except (DBAPIError, TimeoutError) as error:
+        except Exception as error:  # also those of the application's creator and listeners
             raise NotBegunError(f"its transaction could not be opened: {first_line(error)}") from error
 
     def _settle(self, job: RunningJob, error: BaseException | None) -> Outcome | None:

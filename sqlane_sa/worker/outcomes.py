@@ -87,7 +87,8 @@ def write_apart(database: Database, queue: Queue, results: Sequence[Result]) -> 
 def is_hopeless(error: BaseException) -> bool:
     """Whether a failed statement says something about its own rows, and not about the database's state."""
     if not isinstance(error, DBAPIError):
-        return isinstance(error, Exception)
+        # No connection, no file for one, no memory: whichever rows it was for.
+        return isinstance(error, Exception) and not isinstance(error, OSError | MemoryError)
     if error.connection_invalidated:
         return False
     # Without a code: the driver could not read what came back.

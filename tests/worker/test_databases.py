@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 
@@ -256,3 +257,40 @@ def test_transactional_handlers_are_not_short_of_connections(
     assert [job(one.id).status for one in added] == ["completed"] * 4
     assert options == [True] * 4
     assert statements.count("SELECT 'of the handler'") == 4
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no password from the vault"), OSError(24, "Too many open files")])
+def test_an_outage_of_the_applications_creator(
+    database_url: str, queue: Queue, enqueue: Any, job: Read, sql: Sql, error: Exception
+) -> None:
+    """What connecting fails with says nothing about the results that wait: none is thrown away, and no attempt used."""
+    url = sa.make_url(database_url).set(drivername="postgresql").render_as_string(False)
+    down, returned, called = threading.Event(), threading.Event(), list[str]()
+
+    def create() -> psycopg.Connection[Any]:
+        if down.is_set():
+            raise error
+        return psycopg.connect(url)
+
+    @queue.job("plain", max_attempts=1)
+    def plain(payload: str) -> None:
+        called.append(payload)
+        assert returned.wait(20)
+
+    queue.job("own", transactional=True, max_attempts=1)(lambda payload: called.append(payload))
+    ids = [enqueue("plain", "a"), enqueue("plain", "b")]
+    engine = sa.create_engine("postgresql+psycopg://", creator=create)
+    with Worker(engine, queue, **SHORT | {"lease": 20.0}) as worker:
+        wait_until(lambda: len(called) == 2)
+        ids.append(enqueue("own", "c"))
+        down.set()
+        for pid in worker_pids(sql):
+            sql("SELECT pg_terminate_backend(:pid)", pid=pid)
+        returned.set()
+        wait_until(lambda: worker._parts.loop._jobs.finished)  # type: ignore[union-attr]
+        threading.Event().wait(1.0)
+        down.clear()
+        wait_until(lambda: {job(id_).status for id_ in ids} == {"completed"})
+    engine.dispose()
+    assert sorted(called) == ["a", "b", "c"]
+    assert [(job(id_).attempts, job(id_).stalls) for id_ in ids] == [(1, 0)] * 3
