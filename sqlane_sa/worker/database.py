@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -41,7 +42,8 @@ class Connector:
         self._pooled = False
         self._left: deque[tuple[int, int]] = deque(maxlen=MAX_LEFT)
         # The application's own connections pass by: nobody limits the calls of its threads.
-        event.listen(engine, "do_connect", self._connect)
+        with _listeners_copied(engine):
+            event.listen(engine, "do_connect", self._connect)
 
     def engine(self, isolation_level: str = "READ COMMITTED") -> Engine:
         """An engine whose connections are opened here, outside the application's pool.
@@ -81,7 +83,8 @@ class Connector:
 
     def close(self) -> None:
         """Leave the application's engine as it was."""
-        event.remove(self._engine, "do_connect", self._connect)
+        with _listeners_copied(self._engine):
+            event.remove(self._engine, "do_connect", self._connect)
 
     def __call__(self, connection_record: Any = None) -> Any:
         """A connection of the driver: what a pool calls its creator."""
@@ -103,6 +106,20 @@ class Connector:
             return None
         ours = connect_options(dialect.driver, options, self._deadlines.seconds)
         return dialect.connect(*arguments, **options, **ours)
+
+
+_listening = threading.Lock()
+
+
+@contextmanager
+def _listeners_copied(engine: Engine) -> Iterator[None]:
+    """Change the listeners of `engine` within: in a copy of their list, for a thread of the application may be on its
+    way through it. One of its listeners fetches a password, and the next step would fail: "deque mutated"."""
+    with _listening:
+        known = engine.dialect.dispatch.do_connect
+        if isinstance(known.listeners, deque):
+            known.listeners = known.listeners.copy()
+        yield
 
 
 class HandlerEngine(OptionEngine):

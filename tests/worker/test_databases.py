@@ -294,3 +294,43 @@ def test_an_outage_of_the_applications_creator(
     engine.dispose()
     assert sorted(called) == ["a", "b", "c"]
     assert [(job(id_).attempts, job(id_).stalls) for id_ in ids] == [(1, 0)] * 3
+
+
+def test_the_application_connects_while_a_worker_comes_and_goes(database_url: str, queue: Queue) -> None:
+    """A listener that takes its time, as for a password from elsewhere, is not disturbed."""
+    engine = sa.create_engine(database_url, poolclass=sa.NullPool)
+    within, go_on = threading.Event(), threading.Event()
+
+    @sa.event.listens_for(engine, "do_connect")
+    def password(dialect: Any, record: Any, args: Any, options: dict[str, Any]) -> None:
+        if threading.current_thread() is connecting:
+            within.set()
+            go_on.wait(20)
+
+    answers = list[object]()
+
+    def connect() -> None:
+        try:
+            with engine.connect() as conn:
+                answers.append(conn.scalar(sa.text("SELECT 1")))
+        except Exception as error:
+            answers.append(error)
+
+    queue.job("any")(lambda payload: None)
+    connecting = threading.Thread(target=lambda: None)
+    for change in ("start", "stop"):
+        worker = Worker(engine, queue, **SHORT)
+        if change == "stop":
+            worker.start()
+        within.clear(), go_on.clear()
+        connecting = threading.Thread(target=connect)
+        connecting.start()
+        assert within.wait(20)
+        if change == "start":
+            worker.start()
+        else:
+            worker.stop()
+        go_on.set()
+        connecting.join(20)
+        worker.stop()
+    assert answers == [1, 1]
