@@ -24,7 +24,8 @@ def check_schema(engine: Engine, queue: Queue, deadline: float) -> None:
     """Raises `SchemaError` in one sentence when the tables are behind or ahead. Workers never do DDL.
 
     Like every call of a worker, it ends by its deadline (seconds); and it is made outside the application's pool: after
-    a fork, what is idle in there is the other process's.
+    a fork, what is idle in there is the other process's, and the one connection of a StaticPool, or the last one of
+    any, may be in a transaction of the application's, which would end with ours.
     """
     from sqlane_sa import migrations  # loads alembic, which `import sqlane_sa` must not
 

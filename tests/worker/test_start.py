@@ -102,3 +102,21 @@ def test_run_until_idle_waits_for_no_database(own_server: Server, far: sa.Engine
     own_server.stop()
     with pytest.raises(sa.exc.OperationalError, match="refused"):
         make().run_until_idle()
+
+
+@pytest.mark.parametrize("pool", [sa.StaticPool, sa.pool.SingletonThreadPool, sa.AssertionPool, sa.QueuePool])
+def test_a_start_leaves_the_applications_transaction_alone(
+    database_url: str, queue: Queue, pool: type[sa.Pool], sql: Any
+) -> None:
+    """Also where the application's pool has that one connection only."""
+    sizes = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 1} if pool is sa.QueuePool else {}
+    engine = sa.create_engine(database_url, poolclass=pool, **sizes)
+    queue.job("any")(lambda payload: None)
+    sql("CREATE TABLE notes (note text)")
+    with engine.begin() as conn:
+        conn.execute(sa.text("INSERT INTO notes VALUES ('before')"))
+        with Worker(engine, queue):
+            pass
+        conn.execute(sa.text("INSERT INTO notes VALUES ('after')"))
+    engine.dispose()
+    assert sql("SELECT note FROM notes") == [("before",), ("after",)]
