@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -188,7 +189,8 @@ class Handlers:
 
 def _without_outcome(job: RunningJob, error: BaseException) -> Outcome:
     """The last resort, whatever failed around the handler: the slot is given back, and the job with it."""
-    log.critical("job %s (%s) ended without an outcome; it is released", job.id, job.claimed.name, exc_info=error)
+    with suppress(Exception):  # a handler of the application's log may be what fails
+        log.critical("job %s (%s) ended without an outcome; it is released", job.id, job.claimed.name, exc_info=error)
     return Released(NO_OUTCOME_DELAY)
 
 

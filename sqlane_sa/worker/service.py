@@ -84,19 +84,27 @@ class Service:
                 if pause > 0 and not self._stop.is_set():
                     self._wake.wait(pause)
         finally:
-            self._on_error()
-            if not self._stop.is_set():
-                self._give_up(f"the {self.name} ended")
+            try:
+                self._let_go()
+            finally:
+                if not self._stop.is_set():
+                    self._give_up(f"the {self.name} ended")
 
     def _round(self) -> float:
         try:
             pause = self._run_once()
         except Exception as error:
-            self._on_error()
+            self._let_go()
             return self._failed(error)
         self._outage.worked()
         self._crashes = 0
         return pause
+
+    def _let_go(self) -> None:
+        try:
+            self._on_error()
+        except Exception:  # a listener of the application's, mostly, on its pool's events
+            log.exception("the %s could not let go of what it held", self.name)
 
     def _failed(self, error: Exception) -> float:
         if not isinstance(error, DBAPIError | OSError):

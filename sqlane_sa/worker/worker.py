@@ -179,9 +179,9 @@ class Worker:
 
     def give_up(self, reason: str) -> None:
         """End the worker because a part of it cannot go on: `run` and `stop` raise."""
-        log.critical("worker %s gives up: %s", self.worker_id, reason)
         self._failure = self._failure or reason
         self._stopping.set()
+        log.critical("worker %s gives up: %s", self.worker_id, reason)
 
     def __enter__(self) -> Self:
         return self.start()

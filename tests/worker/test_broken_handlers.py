@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -163,6 +164,36 @@ def test_no_thread_can_be_started_for_the_event_loop(
     ids = [enqueue(name) for name in ("async", "def", "async", "def")]
     run(concurrency=4)
     assert {(job(id_).status, job(id_).attempts, job(id_).stalls) for id_ in ids} == {("completed", 1, 0)}
+
+
+class RaisingLog(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        raise RuntimeError("the log's server is down")
+
+
+@pytest.fixture
+def raising_log() -> Iterator[None]:
+    handler = RaisingLog(logging.WARNING)
+    logging.getLogger("sqlane_sa.worker").addHandler(handler)
+    yield
+    logging.getLogger("sqlane_sa.worker").removeHandler(handler)
+
+
+def test_a_log_that_raises_costs_no_slot(
+    queue: Queue, work: Any, enqueue: Enqueue, job: Read, raising_log: None
+) -> None:
+    """What fails for good says so, which raises; its job is released, and not left running for ever."""
+
+    @queue.job("bad", max_attempts=1)
+    def bad(payload: object) -> None:
+        raise ValueError("bad")
+
+    queue.job("good")(lambda payload: None)
+    bad_id = enqueue("bad")
+    work(concurrency=1)
+    wait_until(lambda: job(bad_id).status == "pending")
+    good_id = enqueue("good")
+    wait_until(lambda: job(good_id).status == "completed")
 
 
 def test_a_failure_job_whose_keys_exit(queue: Queue, run: Run, enqueue: Enqueue, job: Read, caplog: Any) -> None:
