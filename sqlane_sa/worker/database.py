@@ -61,8 +61,10 @@ class Connector:
         return Database(self, self._deadlines)
 
     def followed(self, pool: Pool) -> Pool:
-        """A pool of connections made here: the sessions of those that are lost in the middle of a call are noted."""
+        """A pool of connections made here: the sessions of those that are lost in the middle of a call are noted, and
+        each begins outside a transaction."""
         event.listen(pool, "invalidate", self._lost)
+        event.listen(pool, "checkout", _settle)  # after the application's listeners
         return pool
 
     def end_left(self, conn: Connection) -> None:
@@ -106,6 +108,12 @@ class Connector:
             return None
         ours = connect_options(dialect.driver, options, self._deadlines.seconds)
         return dialect.connect(*arguments, **options, **ours)
+
+
+def _settle(connection: Any, record: Any, proxy: Any) -> None:
+    """A listener of the application's, that sets or asks something on each connection, may have begun a transaction:
+    in one, no isolation level can be set."""
+    connection.commit()
 
 
 _listening = threading.Lock()

@@ -334,3 +334,23 @@ def test_the_application_connects_while_a_worker_comes_and_goes(database_url: st
         connecting.join(20)
         worker.stop()
     assert answers == [1, 1]
+
+
+@pytest.mark.parametrize("moment", ["connect", "checkout"])
+def test_listeners_that_leave_a_transaction_open(
+    database_url: str, queue: Queue, enqueue: Any, job: Read, moment: str
+) -> None:
+    """As the application may: on its own connections the next statement goes on in it."""
+    engine = sa.create_engine(database_url)
+
+    @sa.event.listens_for(engine, moment)
+    def ask(connection: Any, *_: Any) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SET search_path TO public")
+
+    queue.job("plain")(lambda payload: None)
+    queue.job("own", transactional=True)(lambda payload: None)
+    ids = [enqueue("plain"), enqueue("own")]
+    with Worker(engine, queue, **SHORT):
+        wait_until(lambda: {job(id_).status for id_ in ids} == {"completed"})
+    engine.dispose()
