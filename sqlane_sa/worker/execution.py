@@ -29,7 +29,7 @@ from sqlane_sa.worker.service import first_line
 log = logging.getLogger("sqlane_sa.worker")
 
 COMPLETED = Completed()
-NOT_BEGUN_DELAY = 1.0
+NOT_BEGUN_PAUSE = 1.0
 
 
 class LeaseLostError(SqlaneError):
@@ -52,6 +52,7 @@ class Execution:
         self._transaction = transaction
         self._reading = reading
         self._deadlines = deadlines
+        self._refused = False
 
     def run(self, job: RunningJob) -> Outcome | None:
         """Call a `def` handler; None when its own transaction has completed the job, or its lease is over."""
@@ -86,7 +87,7 @@ class Execution:
             with self._deadlines.limit(), self._reading() as conn:
                 return store.read_payload_texts(conn, self._queue.tables, [job.id]).get(job.id)
         except (DBAPIError, OSError) as error:
-            raise NotBegunError(f"its payload could not be read: {first_line(error)}") from error
+            raise self._not_begun(job, "its payload could not be read", error) from error
 
     def _payload(self, job: RunningJob, text: str | None) -> Any:
         claimed = job.claimed
@@ -110,7 +111,7 @@ class Execution:
 
     def _run_transactional(self, job: RunningJob, payload: Any) -> None:
         with ExitStack() as stack:
-            conn = self._begin(stack)
+            conn = self._begin(job, stack)
             context = JobContext(job, self._queue, self._transaction, self._deadlines, conn)
             with only_ours(conn):
                 try:
@@ -126,11 +127,22 @@ class Execution:
                 if job.cancelled == LEASE_LOST or not store.complete(conn, self._queue.tables, jobs=[job]):
                     raise LeaseLostError("the lease was lost; the handler's transaction is rolled back")
 
-    def _begin(self, stack: ExitStack) -> Connection:
+    def _begin(self, job: RunningJob, stack: ExitStack) -> Connection:
         try:
-            return stack.enter_context(self._transaction())
+            conn = stack.enter_context(self._transaction())
         except Exception as error:  # also those of the application's creator and listeners
-            raise NotBegunError(f"its transaction could not be opened: {first_line(error)}") from error
+            raise self._not_begun(job, "its transaction could not be opened", error) from error
+        self._refused = False
+        return conn
+
+    def _not_begun(self, job: RunningJob, what: str, error: Exception) -> NotBegunError:
+        """After a pause, with the slot and the keys held: the job keeps its place in their lines, and is not claimed
+        again at once. Said once, until a transaction can be opened."""
+        level = logging.DEBUG if self._refused else logging.WARNING
+        self._refused = True
+        log.log(level, "job %s (%s) is released: %s: %s", job.id, job.claimed.name, what, first_line(error))
+        job.event.wait(NOT_BEGUN_PAUSE)
+        return NotBegunError(what)
 
     def _settle(self, job: RunningJob, error: BaseException | None) -> Outcome | None:
         """The outcome, also where the exception that left the handler cannot even be looked at."""
@@ -164,8 +176,7 @@ def _not_started(job: RunningJob) -> Outcome | None:
 def outcome_of(job: RunningJob, error: BaseException) -> Outcome:
     """What an exception that left a handler means for its job."""
     if isinstance(error, NotBegunError):
-        log.warning("job %s (%s) is released: %s", job.id, job.claimed.name, error)
-        return Released(NOT_BEGUN_DELAY)
+        return Released(None)
     if isinstance(error, Snooze):
         return Released(seconds(error.delay, "Snooze.delay"))
     if isinstance(error, Discard):

@@ -267,6 +267,27 @@ def test_a_transaction_that_cannot_be_opened_costs_no_attempt(
     assert next(refused, None) is None
 
 
+def test_a_transaction_that_cannot_be_opened_keeps_its_place(
+    queue: Queue, enqueue: Any, job: Read, database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the line of its key, whose next job does not start before it; and the log says it once."""
+    on, refused = sa.create_engine(database_url, poolclass=sa.NullPool), iter(range(3))
+
+    @sa.event.listens_for(on, "do_connect")
+    def refuse(dialect: Any, record: Any, args: Any, options: dict[str, Any]) -> None:
+        if threading.current_thread().name.startswith("sqlane-handler") and next(refused, None) is not None:
+            options["dbname"] = "no such database"
+
+    called: list[int] = []
+    queue.job("write", transactional=True, max_attempts=1, mutex_keys=lambda payload: ["k"])(called.append)
+    ids = [enqueue("write", n) for n in range(4)]
+    with Worker(on, queue, **SHORT):
+        wait_until(lambda: {job(id_).status for id_ in ids} == {"completed"})
+    on.dispose()
+    assert called == [0, 1, 2, 3]
+    assert caplog.text.count("is released") == 1
+
+
 def test_sessions_from_a_read_only_period_are_not_used_again(
     queue: Queue, work: Any, enqueue: Any, job: Read, effects: Any, engine: sa.Engine, sql: Sql
 ) -> None:
