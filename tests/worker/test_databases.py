@@ -322,7 +322,8 @@ def test_the_application_connects_while_a_worker_comes_and_goes(database_url: st
         worker = Worker(engine, queue, **SHORT)
         if change == "stop":
             worker.start()
-        within.clear(), go_on.clear()
+        within.clear()
+        go_on.clear()
         connecting = threading.Thread(target=connect)
         connecting.start()
         assert within.wait(20)
