@@ -124,7 +124,7 @@ def _listeners_copied(engine: Engine) -> Iterator[None]:
     """Change the listeners of `engine` within: in a copy of their list, for a thread of the application may be on its
     way through it. One of its listeners fetches a password, and the next step would fail: "deque mutated"."""
     with _listening:
-        known = engine.dialect.dispatch.do_connect
+        known: Any = engine.dialect.dispatch.do_connect
         if isinstance(known.listeners, deque):
             known.listeners = known.listeners.copy()
         yield
