@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, Integer, bindparam, text
+from sqlalchemy import Connection, Double, Integer, bindparam, text
 
 # Every statement of the store is a handful of index probes, whatever the tables hold. A plan made while they were
 # empty or never analysed may be a sequential scan, and it would stay in the driver's prepared statement as they grow.
@@ -20,12 +20,15 @@ SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true)
 
 _BRIEFLY = text("SELECT set_config('lock_timeout', '50ms', true)")
 
-# By the port too: the process may be another session's by now. Behind a pooler, or where addresses are translated, the
-# session is not found.
+# The process may be another session's by now: a server that was restarted begins its numbers anew. Behind a pooler, or
+# where addresses are translated, the session is not found.
 _END_SESSION = text("""
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE pid = :pid AND client_port = :port AND datname = current_database() AND usename = session_user
-  AND pid <> pg_backend_pid()""").bindparams(bindparam("pid", type_=Integer), bindparam("port", type_=Integer))
+  AND pid <> pg_backend_pid()
+  AND abs(extract(epoch FROM statement_timestamp() - backend_start) - :age) < 5""").bindparams(
+    bindparam("pid", type_=Integer), bindparam("port", type_=Integer), bindparam("age", type_=Double)
+)
 
 
 def pin_plans(conn: Connection, /) -> None:
@@ -38,7 +41,7 @@ def wait_briefly(conn: Connection, /) -> None:
     conn.execute(_BRIEFLY).close()
 
 
-def end_session(conn: Connection, /, *, pid: int, port: int) -> bool:
-    """End another session of the same role and database, by its process id and the port of its client (-1: a socket of
-    the file system); whether it was there."""
-    return bool(conn.execute(_END_SESSION, {"pid": pid, "port": port}).all())
+def end_session(conn: Connection, /, *, pid: int, port: int, age: float) -> bool:
+    """End another session of the same role and database, by its process id, the port of its client (-1: a socket of the
+    file system) and its age in seconds, give or take 5; whether it was there."""
+    return bool(conn.execute(_END_SESSION, {"pid": pid, "port": port, "age": age}).all())

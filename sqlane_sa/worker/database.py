@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,7 +17,7 @@ from sqlalchemy.pool import NullPool, Pool, QueuePool
 
 from sqlane_sa import store
 from sqlane_sa.worker.deadlines import Deadlines
-from sqlane_sa.worker.driver import connect_options, session_of, stop_preparing_behind_pooler
+from sqlane_sa.worker.driver import Session, connect_options, session_of, stop_preparing_behind_pooler
 from sqlane_sa.worker.service import first_line
 
 log = logging.getLogger("sqlane_sa.worker")
@@ -40,7 +41,7 @@ class Connector:
         self._create = engine.pool._invoke_creator
         self._deadlines = deadlines
         self._pooled = False
-        self._left: deque[tuple[int, int]] = deque(maxlen=MAX_LEFT)
+        self._left: deque[Session] = deque(maxlen=MAX_LEFT)
         # The application's own connections pass by: nobody limits the calls of its threads.
         with _listeners_copied(engine):
             event.listen(engine, "do_connect", self._connect)
@@ -71,10 +72,10 @@ class Connector:
         """End the sessions of lost connections that are still there. A server that was not told waits on in them: with
         their locks, for a network that is silent or a standby that is gone; and with each new try in one more."""
         while self._left:
-            pid, port = self._left[0]
+            left = self._left[0]
             with conn.begin():
-                if store.end_session(conn, pid=pid, port=port):
-                    log.warning("the session of a lost connection (process %d) was still there; it is ended", pid)
+                if store.end_session(conn, pid=left.pid, port=left.port, age=time.monotonic() - left.began):
+                    log.warning("the session of a lost connection (process %d) was still there; it is ended", left.pid)
             with suppress(IndexError):  # another thread was here first
                 self._left.popleft()
 

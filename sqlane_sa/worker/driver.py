@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Any
+import time
+from typing import Any, NamedTuple
 
 from sqlalchemy import Engine
 
@@ -52,15 +53,24 @@ def file_number(driver_connection: Any) -> int | None:
         return None
 
 
-def session_of(driver_connection: Any) -> tuple[int, int] | None:
-    """The process id of the connection's session on the server, and the port of this end, by which the server can tell
-    it from another one: -1 for a socket of the file system. None where the driver does not tell."""
+class Session(NamedTuple):
+    """What tells a session of the server from others: its process id, the port of this end (-1: a socket of the file
+    system), and when it began, in monotonic seconds."""
+
+    pid: int
+    port: int
+    began: float
+
+
+def session_of(driver_connection: Any) -> Session | None:
+    """The session of a connection that was opened just now; None where the driver does not tell."""
     number = file_number(driver_connection)
     process = getattr(getattr(driver_connection, "info", None), "backend_pid", None)
     if number is None or process is None:
         return None
     with socket.socket(fileno=os.dup(number)) as own:
-        return int(process), -1 if own.family == socket.AF_UNIX else int(own.getsockname()[1])
+        port = -1 if own.family == socket.AF_UNIX else int(own.getsockname()[1])
+    return Session(int(process), port, time.monotonic())
 
 
 def stop_preparing_behind_pooler(driver_connection: Any) -> bool:

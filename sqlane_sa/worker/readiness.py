@@ -14,8 +14,9 @@ from sqlane_sa.sqlstate import sqlstate
 from sqlane_sa.worker.database import Connector
 from sqlane_sa.worker.deadlines import Deadlines
 
-# SQLSTATE: lost or refused connections, no room for one more, and a server that starts, stops or recovers.
-_COMING_BACK = ("08", "53", "57P")
+# SQLSTATE: lost or refused connections, no room for one more, a server that starts, stops or recovers, a time limit of
+# the role's.
+_COMING_BACK = ("08", "53", "57P", "57014", "55P03", "25P03")
 # libpq has no code for what a server says before a session begins, only the words.
 _COMING_BACK_WORDS = ("starting up", "shutting down", "recovery", "too many", "remaining connection slots", "not yet")
 

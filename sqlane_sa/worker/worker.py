@@ -178,9 +178,12 @@ class Worker:
             self._stopping.clear()
 
     def give_up(self, reason: str) -> None:
-        """End the worker because a part of it cannot go on: `run` and `stop` raise."""
+        """End the worker because a part of it cannot go on: nothing more is started, and `run` and `stop` raise."""
         self._failure = self._failure or reason
         self._stopping.set()
+        parts = self._parts
+        if parts is not None:
+            parts.loop.stop_claiming()
         log.critical("worker %s gives up: %s", self.worker_id, reason)
 
     def __enter__(self) -> Self:

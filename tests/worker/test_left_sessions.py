@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from sqlane_sa import Queue, store
+from sqlane_sa import store
 from sqlane_sa.worker.context import read_committed
 from sqlane_sa.worker.database import Connector, Database, HandlerEngine
 from sqlane_sa.worker.deadlines import UNLIMITED
+from sqlane_sa.worker.driver import Session
 from tests.support import wait_until
 
 Sql = Callable[..., list[Any]]
@@ -88,23 +89,24 @@ def test_a_session_that_is_gone_is_no_news(connector: Connector, sql: Sql, caplo
     database.close()
 
 
-def test_nobody_elses_session_is_ended(engine: sa.Engine, queue: Queue, sql: Sql) -> None:
-    """The process id may be another session's by now: the port at the client's end tells."""
+def test_nobody_elses_session_is_ended(engine: sa.Engine) -> None:
+    """The process id may be another session's by now: the port at the client's end tells, and when it began."""
     with engine.connect() as one, engine.connect() as two:
         pid, port = two.execute(
             sa.text("SELECT pid, client_port FROM pg_stat_activity WHERE pid = pg_backend_pid()")
         ).one()
-        assert not store.end_session(one, pid=pid, port=port + 1)
-        assert not store.end_session(two, pid=pid, port=port), "not itself"
+        assert not store.end_session(one, pid=pid, port=port + 1, age=0)
+        assert not store.end_session(one, pid=pid, port=port, age=600), "it began later"
+        assert not store.end_session(two, pid=pid, port=port, age=0), "not itself"
         assert two.scalar(sa.text("SELECT 1")) == 1
-        assert store.end_session(one, pid=pid, port=port)
+        assert store.end_session(one, pid=pid, port=port, age=0)
         with pytest.raises(sa.exc.OperationalError):
             two.execute(sa.text("SELECT 1"))
 
 
 def test_databases_share_what_was_left(connector: Connector) -> None:
     assert isinstance(connector.database(), Database)
-    connector._left.append((0, 0))
+    connector._left.append(Session(0, 0, 0.0))
     database = connector.database()
     with database.transaction():
         assert not connector._left

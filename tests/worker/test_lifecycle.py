@@ -24,6 +24,7 @@ from sqlane_sa import (
     WorkerError,
 )
 from tests.support import wait_for_lock_wait, wait_until
+from tests.worker.conftest import SHORT
 
 Read = Callable[[str], Job]
 
@@ -187,3 +188,15 @@ def test_a_worker_runs_again_after_its_stop(queue: Queue, engine: sa.Engine, enq
         worker.run_until_idle()
         worker.stop()
         assert job(id_).status == "completed"
+
+
+def test_a_worker_that_gave_up_starts_nothing_more(queue: Queue, engine: sa.Engine, enqueue: Any, sql: Any) -> None:
+    """Also before its owner looks: other workers are there for the jobs."""
+    queue.job("quick")(lambda payload: None)
+    worker = Worker(engine, queue, **SHORT).start()  # type: ignore[arg-type]
+    worker.give_up("a part of it ended")
+    wait_until(worker._parts.loop.settled.is_set)  # type: ignore[union-attr]
+    enqueue("quick")
+    with pytest.raises(WorkerError, match="a part of it ended"):
+        worker.stop()
+    assert sql("SELECT status FROM sqlane_jobs") == [("pending",)]
