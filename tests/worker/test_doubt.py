@@ -10,7 +10,8 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from sqlane_sa import Job, JobContext, Queue
+from sqlane_sa import Job, JobContext, Queue, store
+from sqlane_sa.values.job import ClaimedJob
 from tests.support import wait_until
 
 Read = Callable[[str], Job]
@@ -35,12 +36,12 @@ def lost_answers(engine: sa.Engine, to: str, monkeypatch: pytest.MonkeyPatch) ->
             raise psycopg.OperationalError("the connection is lost")
 
     sa.event.listen(sa.Engine, "after_cursor_execute", mark)
-    monkeypatch.setattr(engine.dialect, "do_commit", commit_and_lose)
     try:
-        yield lost
+        with monkeypatch.context() as patch:
+            patch.setattr(engine.dialect, "do_commit", commit_and_lose)
+            yield lost
     finally:
         sa.event.remove(sa.Engine, "after_cursor_execute", mark)
-        monkeypatch.undo()
 
 
 @pytest.mark.parametrize("keys", [None, ["k"]])
@@ -61,9 +62,18 @@ def test_jobs_of_a_claim_whose_commit_got_no_answer_run_at_once(
         runs.append(ctx.id)
 
     ids = [enqueue("quick", mutex_keys=keys) for _ in range(5)]
+    recalls: list[list[str]] = []
+    recall = store.recall
+
+    def noted(*arguments: Any, **options: Any) -> list[ClaimedJob]:
+        recalls.append(list(options["lock_tokens"]))
+        return recall(*arguments, **options)
+
+    monkeypatch.setattr(store, "recall", noted)
     with lost_answers(engine, "SET status = 'running'", monkeypatch) as lost:
         run(lease=3600)
     assert lost
+    assert len(recalls) == 1, "a doubt is settled once"
     assert sorted(runs) == sorted(ids)
     assert {(job(id_).status, job(id_).stalls, job(id_).attempts) for id_ in ids} == {("completed", 0, 1)}
 

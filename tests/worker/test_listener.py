@@ -158,3 +158,54 @@ def test_a_hint_that_came_during_the_pause_is_followed_at_its_end() -> None:
     assert not hints.note(), "nobody is woken for it"
     assert far < hints.next_look(far) == hints.next_look(far + 5) < far + 5
     assert hints.take(far + 5)
+
+
+def test_a_hint_during_a_pause_wakes_the_worker_after_it(queue: Queue, work: Any, enqueue: Any, job: Read) -> None:
+    """It would otherwise sleep until its next poll, an hour later."""
+    queue.job("quick")(lambda payload: None)
+    loop = work(poll_interval=3600)._parts.loop
+    wait_until(loop.idle.is_set)
+    wait_until(lambda: loop.asleep)
+    loop._hints.closed_until = time.monotonic() + 0.3
+    loop._jobs.wake.set()  # it looks at the clock anew
+    id_ = enqueue("quick")
+    wait_until(lambda: job(id_).status == "completed")
+
+
+def test_a_wake_up_for_nothing_begins_a_pause(queue: Queue, work: Any, sql: Sql) -> None:
+    queue.job("quick")(lambda payload: None)
+    loop = work(poll_interval=3600)._parts.loop
+    wait_until(loop.idle.is_set)
+    sql("SELECT pg_notify(:channel, '')", channel=queue.tables.channel)
+    wait_until(lambda: loop._hints.closed_until > 0)
+
+
+def test_a_wake_up_beside_a_ping_is_heard(queue: Queue, work: Any, sql: Sql, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both arrive in one read."""
+    monkeypatch.setattr(listener, "PING_INTERVAL", 0.4)
+    queue.job("quick")(lambda payload: None)
+    worker = work(poll_interval=3600)
+    wait_until(worker._parts.loop.idle.is_set)
+    woken: list[None] = []
+    worker._parts.listener._wake = lambda: woken.append(None)
+    hint = f"SELECT pg_notify('{queue.tables.channel}', '')"
+    with before("SELECT pg_notify", hint) as done:
+        wait_until(lambda: done)
+        wait_until(lambda: woken)
+
+
+@contextmanager
+def before(statement: str, first: str) -> Iterator[list[str]]:
+    """Run `first` on the same connection before the next statement that begins so."""
+    done: list[str] = []
+
+    def precede(conn: Any, cursor: Any, sql: str, *_: Any) -> None:
+        if sql.startswith(statement) and sql != first and not done:
+            done.append(sql)
+            cursor.execute(first)
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", precede)
+    try:
+        yield done
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", precede)
