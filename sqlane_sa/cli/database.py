@@ -13,7 +13,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from sqlane_sa.cli.problems import Problem
 from sqlane_sa.cli.url import database_url, shown
-from sqlane_sa.sqlstate import sqlstate
+from sqlane_sa.sqlstate import is_unreachable, sqlstate
 
 LIBPQ_DRIVERS = ("psycopg", "psycopg2")
 # By itself libpq notices after minutes that a host does not answer.
@@ -40,12 +40,15 @@ MISSING = {
 
 
 @contextmanager
-def connected(text: str | None, name: str, *, pool_size: int = 5) -> Iterator[Engine]:
-    """An engine whose database answers; errors of the driver leave as `Problem`. `name` shows in pg_stat_activity."""
+def connected(text: str | None, name: str, *, pool_size: int = 5, patient: bool = False) -> Iterator[Engine]:
+    """An engine whose database answers, or (`patient`) may answer later; errors of the driver leave as `Problem`.
+
+    `name` shows in pg_stat_activity.
+    """
     url = database_url(text)
     engine = _engine(url, name, pool_size)
     try:
-        _try_to_connect(engine)
+        _try_to_connect(engine, patient)
         yield engine
     except DBAPIError as error:
         raise Problem(_refused(error, url)) from error
@@ -85,10 +88,12 @@ def _connect_args(url: URL, name: str) -> dict[str, Any]:
     return {option: value for option, value in settings.items() if option not in url.query}
 
 
-def _try_to_connect(engine: Engine) -> None:
+def _try_to_connect(engine: Engine, patient: bool) -> None:
     try:
         engine.connect().close()
     except DBAPIError as error:
+        if patient and is_unreachable(error):
+            return
         reason = _reason(error, engine.url)
         raise Problem(f"cannot connect to {shown(engine.url)}: {reason}; {_next_step(reason)}") from error
     except UnicodeError as error:

@@ -57,7 +57,8 @@ def worker(
     queue = named_queue(path, Place(url, prefix, schema))
     configure(log_level)
     served = [name.strip() for group in names for name in group.split(",") if name.strip()]
-    with connected(url, "sqlane worker", pool_size=max(options["concurrency"], 1)) as engine:
+    size = max(options["concurrency"], 1)
+    with connected(url, "sqlane worker", pool_size=size, patient=not until_idle) as engine:
         runner = Worker(engine, queue, names=served if names else None, wakeups=not no_wakeups, **options)
         if until_idle:
             runner.run_until_idle()

@@ -170,6 +170,8 @@ class Database:
         self._engine = connector.engine()
         self._deadlines = deadlines
         self._conn: Connection | None = None
+        self.committed = 0
+        """Transactions, since the beginning."""
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -183,6 +185,7 @@ class Database:
                 with conn.begin():
                     store.pin_plans(conn)
                     yield conn
+            self.committed += 1
         except BaseException:
             self.close()
             raise

@@ -203,24 +203,35 @@ def attempt_failed(job: RunningJob, error: BaseException, delay: float | None = 
         delay = delay_after(job.definition.backoff, claimed.attempt)
     if log.isEnabledFor(logging.INFO):
         log.info(
-            "job %s (%s) retries in %.1f s, attempt %d: %s",
+            "job %s (%s) is to be tried again in %.1f s, attempt %d of %d: %s",
             claimed.id,
             claimed.name,
             delay,
             claimed.attempt,
+            claimed.max_attempts,
             _headline(described),
         )
-        log.debug("job %s: %s", claimed.id, described["traceback"])
+        _show_traceback(job, described)
     return Retried(delay, described)
 
 
 def _failed(job: RunningJob, described: dict[str, Any]) -> Failed:
     claimed = job.claimed
     log.warning(
-        "job %s (%s) failed for good, attempt %d: %s", claimed.id, claimed.name, claimed.attempt, _headline(described)
+        "job %s (%s) failed for good, attempt %d of %d: %s",
+        claimed.id,
+        claimed.name,
+        claimed.attempt,
+        claimed.max_attempts,
+        _headline(described),
     )
-    log.debug("job %s: %s", claimed.id, described["traceback"])
+    _show_traceback(job, described)
     return Failed(described)
+
+
+def _show_traceback(job: RunningJob, described: dict[str, Any]) -> None:
+    if described["traceback"]:
+        log.debug("job %s: %s", job.id, described["traceback"])
 
 
 def _headline(described: dict[str, Any]) -> str:

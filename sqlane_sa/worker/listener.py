@@ -15,7 +15,6 @@ from sqlane_sa.schema import Tables
 from sqlane_sa.values.ids import new_id
 from sqlane_sa.worker.database import Connector
 from sqlane_sa.worker.deadlines import Deadlines
-from sqlane_sa.worker.service import first_line
 
 log = logging.getLogger("sqlane_sa.worker")
 
@@ -145,7 +144,7 @@ class Listener:
             return [notify.payload for notify in driver.notifies(timeout=0)]
         except self._engine.dialect.loaded_dbapi.Error as error:
             # A lost connection, and to the service no fault of the code.
-            raise ConnectionError(first_line(error)) from error
+            raise ConnectionError(str(error).strip().partition("\n")[0]) from error
 
     @property
     def _driver(self) -> Any:

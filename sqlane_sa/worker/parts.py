@@ -12,6 +12,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from sqlane_sa.queue import Queue
+from sqlane_sa.sqlstate import is_unreachable
 from sqlane_sa.values.errors import SqlaneError
 from sqlane_sa.values.outcome import Released
 from sqlane_sa.worker.context import read_committed
@@ -24,7 +25,6 @@ from sqlane_sa.worker.heartbeat import Heartbeat
 from sqlane_sa.worker.listener import Listener
 from sqlane_sa.worker.loop import Loop
 from sqlane_sa.worker.options import Options
-from sqlane_sa.worker.readiness import is_unreachable
 from sqlane_sa.worker.running import SHUTDOWN, RunningJobs
 from sqlane_sa.worker.service import Service, first_line
 from sqlane_sa.worker.sweeper import Sweeper
@@ -95,7 +95,7 @@ class Parts:
             Service("timer", self.timer.run_once, _nothing, give_up),
             Service("heartbeat", self.heartbeat.run_once, databases[0].close, give_up),
             Service("sweeper", self.sweeper.run_once, databases[2].close, give_up),
-            Service("loop", self.loop.run_once, databases[1].close, give_up),
+            Service("loop", self.loop.run_once, databases[1].close, give_up, lambda: databases[1].committed),
         ]
         if self.listener:
             self.services.insert(1, Service("listener", self.listener.run_once, self.listener.close, give_up))
@@ -106,6 +106,8 @@ class Parts:
                 self._state = "started"
                 for service in self.services:
                     service.start()
+                names = ", ".join(self._options.names)
+                log.info("worker %s started: %s", self._options.worker_id, names)
 
     def start_later(self, check: Callable[[], None], problem: DBAPIError) -> None:
         """Start once `check` passes; `problem` is why it does not now."""

@@ -7,18 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sqlalchemy import Engine
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from sqlane_sa.queue import Queue
-from sqlane_sa.sqlstate import sqlstate
 from sqlane_sa.worker.database import Connector
 from sqlane_sa.worker.deadlines import Deadlines
-
-# SQLSTATE: lost or refused connections, no room for one more, a server that starts, stops or recovers, a time limit of
-# the role's.
-_COMING_BACK = ("08", "53", "57P", "57014", "55P03", "25P03")
-# libpq has no code for what a server says before a session begins, only the words.
-_COMING_BACK_WORDS = ("starting up", "shutting down", "recovery", "too many", "remaining connection slots", "not yet")
 
 
 def check_schema(engine: Engine, queue: Queue, deadline: float) -> None:
@@ -32,17 +24,6 @@ def check_schema(engine: Engine, queue: Queue, deadline: float) -> None:
 
     with _limited(engine, deadline) as outside:
         migrations.check(outside, queue)
-
-
-def is_unreachable(error: DBAPIError) -> bool:
-    """Whether the database may answer later; a refusal (password, name of the database, rights) stays one."""
-    code = sqlstate(error)
-    if code:
-        return code.startswith(_COMING_BACK)
-    if not isinstance(error, OperationalError | InterfaceError):
-        return False
-    message = str(error.orig)
-    return "FATAL" not in message or any(words in message for words in _COMING_BACK_WORDS)
 
 
 @contextmanager

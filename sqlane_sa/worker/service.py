@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable
 
 from sqlalchemy.exc import DBAPIError
@@ -13,41 +14,57 @@ log = logging.getLogger("sqlane_sa.worker")
 
 FIRST_BACKOFF = 0.1
 LAST_BACKOFF = 5.0
+REMINDER = 300.0
 MAX_CRASHES = 10
 """So many errors in a row that are not the database's, and the worker gives up: the fault is in the code."""
 
 
 class Outage:
-    """Backs off with jitter while something fails, and logs once per outage."""
+    """Backs off with jitter while something fails, and logs it once, and every 5 minutes while it lasts."""
 
     def __init__(self, part: str) -> None:
         self._part = part
         self._failures = 0
+        self._began = self._said_at = 0.0
 
     def failed(self, error: BaseException) -> float:
         """Seconds to wait before the next try."""
+        now = time.monotonic()
         if self._failures == 0:
+            self._began = self._said_at = now
             log.warning("%s: %s; trying again until it works", self._part, first_line(error))
+        elif now - self._said_at > REMINDER:
+            self._said_at = now
+            log.warning("%s: still fails after %.0f min: %s", self._part, (now - self._began) / 60, first_line(error))
         self._failures += 1
         ceiling = min(FIRST_BACKOFF * 2.0 ** min(self._failures, 16), LAST_BACKOFF)
         return ceiling * random.uniform(0.5, 1.0)
 
     def worked(self) -> None:
         if self._failures:
-            log.warning("%s: works again after %d failed tries", self._part, self._failures)
+            tries = "one failed try" if self._failures == 1 else f"{self._failures} failed tries"
+            log.warning("%s: works again after %.1f s and %s", self._part, time.monotonic() - self._began, tries)
         self._failures = 0
 
 
 class Service:
     """A daemon thread that calls `run_once` until it is stopped, over errors of the database and of its own.
 
-    `run_once` does one round of the duty and returns the seconds until the next; `wake` starts that at once.
+    `run_once` does one round of the duty and returns the seconds until the next; `wake` starts that at once. Where a
+    round may have nothing to do, `successes` counts what tells that an outage is over.
     """
 
     def __init__(
-        self, name: str, run_once: Callable[[], float], on_error: Callable[[], None], give_up: Callable[[str], None]
+        self,
+        name: str,
+        run_once: Callable[[], float],
+        on_error: Callable[[], None],
+        give_up: Callable[[str], None],
+        successes: Callable[[], int] | None = None,
     ) -> None:
         self.name = name
+        self._successes = successes
+        self._seen = 0
         self._run_once = run_once
         self._on_error = on_error
         self._give_up = give_up
@@ -95,8 +112,10 @@ class Service:
             pause = self._run_once()
         except Exception as error:
             self._let_go()
+            self._seen = self._successes() if self._successes else 0
             return self._failed(error)
-        self._outage.worked()
+        if self._successes is None or self._successes() > self._seen:
+            self._outage.worked()
         self._crashes = 0
         return pause
 

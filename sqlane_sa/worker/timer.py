@@ -68,6 +68,13 @@ class Timer:
             if not job.ended and job.cancelled is None:
                 job.cancel(TIMEOUT)
                 self._jobs.mark_timed_out(job)
+                if not job.definition.is_async:
+                    log.warning(
+                        "job %s (%s) is past its timeout of %g s; its slot and keys are held until its handler returns",
+                        job.id,
+                        job.claimed.name,
+                        job.definition.timeout,
+                    )
 
     def _overdue(self, now: float) -> list[RunningJob]:
         due = []

@@ -15,11 +15,12 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from sqlane_sa.queue import Queue
+from sqlane_sa.sqlstate import is_unreachable
 from sqlane_sa.values.errors import HandleError, WorkerError
 from sqlane_sa.worker.deadlines import deadline_for
 from sqlane_sa.worker.options import Options
 from sqlane_sa.worker.parts import Parts
-from sqlane_sa.worker.readiness import check_schema, is_unreachable
+from sqlane_sa.worker.readiness import check_schema
 from sqlane_sa.worker.signals import stop_signals
 
 log = logging.getLogger("sqlane_sa.worker")
@@ -131,7 +132,6 @@ class Worker:
         else:
             parts.start_later(check, problem)
         self._parts = parts
-        log.info("worker %s started: %s", self.worker_id, ", ".join(self._options.names))
         return self
 
     def stop(self) -> None:

@@ -32,6 +32,8 @@ def test_nobody_listens(
 ) -> None:
     app()
     run = sqlane if words in (("stats",), ("worker", "app:queue")) else within
+    # Without it a worker waits: see test_waiting.py.
+    words += ("--until-idle",) if words[0] == "worker" else ()
     said = problem(run(*words, "--url", f"postgresql://me:secret@127.0.0.1:{closed_port}/shop"))
     refused = f"cannot connect to me@127.0.0.1:{closed_port}/shop: Connection refused"
     assert said == f"{refused}; see that the server runs there, or correct the URL"
