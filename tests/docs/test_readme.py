@@ -166,7 +166,7 @@ def test_worker_block(engine: sa.Engine, app: Path) -> None:
         out, err = process.communicate(timeout=60)
     assert process.returncode == 0
     assert 'relation "reports" does not exist' in out
-    assert "INFO:sqlane_sa.worker" in err, "it is not mute"
+    assert "INFO sqlane_sa.worker" in err, "it is not mute"
 
 
 @pytest.mark.parametrize(
