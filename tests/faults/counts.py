@@ -158,7 +158,8 @@ INVERSIONS = Count(
     "order inversions per key",
     "before an older one, due and visible",
     """
-SELECT c.key, c.job_id, a.job_id AS older_id FROM lines AS c JOIN lines AS a ON a.key = c.key
+SELECT c.key, c.job_id, a.job_id AS older_id, c.run_at, a.run_at AS older_run_at, a.visible_at, c.claim_begun_at,
+       c.claim_at, a.claim_at AS older_claim_at FROM lines AS c JOIN lines AS a ON a.key = c.key
 AND coalesce(a.claim_n, 9223372036854775807) > c.claim_n AND (a.run_at, a.job_id) < (c.run_at, c.job_id)
 AND a.run_at <= c.claim_begun_at
 AND a.visible_at < c.claim_begun_at - CAST(:margin AS float) * interval '1 second'
