@@ -36,11 +36,11 @@ class Connector:
     one of `deadlines`' limits get keepalives and an end to the wait for the connection, and are watched from then on.
     """
 
-    def __init__(self, engine: Engine, deadlines: Deadlines) -> None:
+    def __init__(self, engine: Engine, deadlines: Deadlines, *, quiet: bool = False) -> None:
         self._engine = engine
         self._create = engine.pool._invoke_creator
         self._deadlines = deadlines
-        self._pooled = False
+        self._quiet = quiet
         self._left: deque[Session] = deque(maxlen=MAX_LEFT)
         # The application's own connections pass by: nobody limits the calls of its threads.
         with _listeners_copied(engine):
@@ -96,8 +96,8 @@ class Connector:
             self._deadlines.here.watch(connection)
         if connection_record is not None:
             connection_record.info[SESSION] = session_of(connection)
-        if stop_preparing_behind_pooler(connection) and not self._pooled:
-            self._pooled = True
+        if stop_preparing_behind_pooler(connection) and not self._quiet:
+            self._quiet = True
             log.warning(
                 "a pooler stands before the database; this worker prepares no statements there. Unless it lends whole "
                 'sessions, give create_engine connect_args={"prepare_threshold": None}'

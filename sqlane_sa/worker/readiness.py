@@ -30,7 +30,7 @@ def check_schema(engine: Engine, queue: Queue, deadline: float) -> None:
 def _limited(engine: Engine, seconds: float) -> Iterator[Engine]:
     """An engine like it; all that is done with it here, opening connections included, ends by the deadline."""
     deadlines = Deadlines(seconds)
-    connector = Connector(engine, deadlines)
+    connector = Connector(engine, deadlines, quiet=True)
     watch = threading.Thread(target=deadlines.run, name="sqlane-start", daemon=True)
     watch.start()
     try:

@@ -132,7 +132,7 @@ def test_a_held_interpreter_costs_no_second_success(fleet: Fleet, kind: str) -> 
 @pytest.mark.parametrize("kind", GIL_HOLDERS)
 def test_the_default_lease_outlasts_a_held_interpreter(fleet: Fleet, kind: str) -> None:
     """A call of a third of the lease stalls no neighbour: 20 s of 60 s in the long variant."""
-    lease = 60.0 if LONG else 9.0
+    lease = 60.0 if LONG else 20.0
     id_ = fleet.enqueue(kind, {"seconds": lease / 3})
     neighbours = [fleet.enqueue("neighbour", {"seconds": lease / 4}) for _ in range(3)]
     fleet.start("first", lease=lease)

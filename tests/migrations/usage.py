@@ -69,12 +69,15 @@ def look(conn: sa.Connection, queue: Queue, id: str = "none") -> None:
     """What somebody who may only read does."""
     store.get(conn, queue.tables, id=id)
     store.stats(conn, queue.tables)
+    store.health(conn, queue.tables)
 
 
 def _claim(conn: sa.Connection, queue: Queue) -> list[ClaimedJob]:
     ids = store.find_candidates(conn, queue.tables, limits_by_name={"n": 9, "kept": 9})
     claimed = store.claim(conn, queue.tables, candidate_ids=ids, lock_token=new_id(), locked_by="w", lease=LEASE)
     assert {bool(job.mutex_keys) for job in claimed} == {True, False}
+    recalled = store.recall(conn, queue.tables, lock_tokens=[claimed[0].lock_token], lease=LEASE)
+    assert {job.id for job in recalled} == {job.id for job in claimed}
     store.read_payloads(conn, queue.tables, ids=ids)
     assert store.renew_leases(conn, queue.tables, jobs=claimed, lease=LEASE)
     assert store.find_held(conn, queue.tables, jobs=claimed)
