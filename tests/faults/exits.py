@@ -71,17 +71,34 @@ def failed(payload: Payload, ctx: JobContext) -> None:
 
 @misbehaves("regex")
 def regex(payload: Payload, ctx: JobContext) -> None:
-    """Until one call has held the interpreter for `seconds`: a text longer by a tenth takes half as much again."""
-    text = "a" * 50
-    while time_of(re.match, "a*a*a*a*b", text) < payload["seconds"]:
+    """Until one call has held the interpreter for `seconds`: a text longer by a tenth takes half as much again. Or one
+    call of a `size`."""
+    text = "a" * payload.get("size", 50)
+    while match(len(text)) < payload["seconds"]:
         text += text[::10]
 
 
 @misbehaves("power")
 def power(payload: Payload, ctx: JobContext) -> None:
-    exponent = 1 << 16
-    while time_of(pow, 3, exponent) < payload["seconds"]:
+    exponent = payload.get("size", 1 << 16)
+    while raise_to(exponent) < payload["seconds"]:
         exponent += exponent // 4
+
+
+def match(size: int) -> float:
+    return time_of(re.match, "a*a*a*a*b", "a" * size)
+
+
+def raise_to(exponent: int) -> float:
+    return time_of(pow, 3, exponent)
+
+
+def size_for(kind: str, seconds: float) -> int:
+    """For one call that takes about so long here: from one of a twentieth of it, and how the times grow."""
+    call, size, growth = {"regex": (match, 50, 4.25), "power": (raise_to, 1 << 16, 1.585)}[kind]
+    while (took := call(size)) < seconds / 20:
+        size += size // 4
+    return int(size * (seconds / took) ** (1 / growth))
 
 
 def time_of(call: Callable[..., object], *arguments: object) -> float:
