@@ -108,7 +108,13 @@ def test_a_worker_at_work(tmp_path: Path, url: str, engine: sa.Engine, rows: dic
             assert all(secret not in text for secret in (MESSAGE, MORE, CAUSE, PAYLOAD)), table
 
 
-COMMANDS = [("stats",), ("doctor",), ("migrate", "current"), ("migrate", "check"), ("worker", "leaking:queue")]
+COMMANDS = [
+    ("stats",),
+    ("doctor",),
+    ("migrate", "current"),
+    ("migrate", "check"),
+    ("worker", "leaking:queue", "--until-idle"),
+]
 
 
 @pytest.mark.parametrize("traceback", ["", "1"])

@@ -33,7 +33,7 @@ def test_a_started_job(any_conn: sa.Connection, queue: Queue) -> None:
     assert (job.id, job.name, job.attempts, job.attempt, job.max_attempts) == (id, "n", 2, 3, 7)
     assert (job.stalls, job.max_stalls, list(job.mutex_keys or ()), job.failure_job) == (1, 4, ["a", "b"], "sorry")
     assert (job.lock_token, job.priority, job.payload_text) == ("t", 2, None)
-    assert job.waited_ms == pytest.approx(5000, abs=1000)
+    assert 5000 <= job.waited_ms < 60_000
     row = job_row(any_conn, id)
     assert (row["status"], row["lock_token"], row["locked_by"]) == ("running", "t", "worker-1")
     assert (row["locked_until"], row["started_at"], row["timed_out_at"]) == (
