@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,8 @@ from sqlalchemy.util.concurrency import await_only, greenlet_spawn, in_greenlet
 from sqlane_sa.values.outcome import Outcome, Released
 from sqlane_sa.worker.execution import Execution
 from sqlane_sa.worker.running import SHUTDOWN, RunningJob
+
+SIGNAL_LOOK = 0.5
 
 Ended = tuple[Outcome | None, BaseException | None]
 """How a handler ended, and what ends the drain once that is written: the interrupt of a test runner."""
@@ -54,7 +56,11 @@ def _in_new_loop(execution: Execution, job: RunningJob) -> Ended:
     with ThreadPoolExecutor(1, "sqlane-drain") as thread:
         thread.submit(int).result()  # it has started: an interrupt does not find it half-way
         try:
-            thread.submit(lambda: outcomes.append(asyncio.run(run()))).result()
+            ended = thread.submit(lambda: outcomes.append(asyncio.run(run())))
+            # By and by: a signal that the system hands to another thread does not end a wait of this one.
+            while not wait([ended], SIGNAL_LOOK).done:
+                pass
+            ended.result()
         except KeyboardInterrupt as error:
             interrupt = error
             job.cancel(SHUTDOWN)
