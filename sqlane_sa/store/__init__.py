@@ -4,7 +4,7 @@ They begin nothing, commit nothing, retry nothing and keep no state; what they r
 under READ COMMITTED, and all times are the database's.
 """
 
-from sqlane_sa.store.candidates import find_candidates, find_keyed_candidates
+from sqlane_sa.store.candidates import find_candidates, find_keyed_candidates, find_keyed_places
 from sqlane_sa.store.claim import DueJob, claim, claim_plain, pick_free
 from sqlane_sa.store.failure import FailResult, fail
 from sqlane_sa.store.finish import (
@@ -55,6 +55,7 @@ __all__ = [
     "find_candidates",
     "find_held",
     "find_keyed_candidates",
+    "find_keyed_places",
     "find_locked",
     "find_stale",
     "get",

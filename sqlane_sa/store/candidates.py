@@ -166,6 +166,14 @@ def find_keyed_candidates(
     return [one.id for one in _best(_keyed(conn, tables, limits_by_name, after_key, window), limits_by_name)]
 
 
+def find_keyed_places(
+    conn: Connection, /, tables: Tables, *, limits_by_name: Mapping[str, int], after_key: str = ""
+) -> dict[str, float]:
+    """`find_keyed_candidates` with their places in the lines: id to run_at in seconds since 1970, best first."""
+    found = _best(_keyed(conn, tables, limits_by_name, after_key, WINDOW), limits_by_name)
+    return {one.id: one.run_at for one in found}
+
+
 def _candidates(
     conn: Connection, tables: Tables, statement: Statement, limits: Mapping[str, int], **more: int
 ) -> list[Candidate]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 from sqlalchemy import Connection
@@ -109,7 +110,7 @@ class Claims:
             limits[name] = limits.get(name, len(self._aside)) + limit
         with self._database.transaction() as conn:
             ids = store.find_candidates(conn, self._queue.tables, limits_by_name=limits, keyed_names=())
-        return self._around(ids, sum(limit for *_, limit in shares))
+        return self._around(ids, sum(limit for *_, limit in shares), {})
 
     def keyed(
         self, names: Collection[str], want: int, after_key: str, *, asleep: bool
@@ -118,25 +119,25 @@ class Claims:
         were none."""
         tables = self._queue.tables
         limits = dict.fromkeys(sorted(names), want + len(self._aside))
-        ids: list[str] = []
+        places: dict[str, float] = {}
         claimed: list[ClaimedJob] = []
         try:
             with self.followed(), self._database.transaction() as conn:
-                ids = store.find_keyed_candidates(conn, tables, limits_by_name=limits, after_key=after_key)
+                places = store.find_keyed_places(conn, tables, limits_by_name=limits, after_key=after_key)
                 if not self.apart:
-                    claimed = self._claim(conn, ids[:want])
+                    claimed = self._claim(conn, list(places)[:want], places)
                 resting = not claimed or (asleep and len(claimed) < want)
                 next_ms = store.next_keyed(conn, tables, names=names) if resting else None
         except Exception as error:
-            if not (ids and (is_hopeless(error) or is_locked(error))):
+            if not (places and (is_hopeless(error) or is_locked(error))):
                 raise
-            return self._around(ids, want), self._next_try()
+            return self._around(list(places), want, places), self._next_try()
         if not self.apart:
             return claimed, next_ms
-        claimed = self._around(ids, want)
+        claimed = self._around(list(places), want, places)
         return claimed, min((ms for ms in (next_ms, self._next_try()) if ms is not None), default=None)
 
-    def _claim(self, conn: Connection, ids: Sequence[str]) -> list[ClaimedJob]:
+    def _claim(self, conn: Connection, ids: Sequence[str], places: Mapping[str, float]) -> list[ClaimedJob]:
         tables = self._queue.tables
         claimed = store.claim(
             conn,
@@ -145,11 +146,12 @@ class Claims:
             lock_token=self._token(),
             locked_by=self._worker_id,
             lease=self._lease,
+            pick=partial(_pick_in_place, places),
         )
         texts = store.read_payload_texts(conn, tables, [job.id for job in claimed], max_bytes=store.INLINE_BYTES)
         return [job._replace(payload_text=texts.get(job.id)) for job in claimed]
 
-    def _around(self, found: Sequence[str], want: int) -> list[ClaimedJob]:
+    def _around(self, found: Sequence[str], want: int, places: Mapping[str, float]) -> list[ClaimedJob]:
         now = time.monotonic()
         for id_ in [id_ for id_, aside in self._aside.items() if aside.at <= now and id_ not in found]:
             del self._aside[id_]  # claimed by another worker, or changed
@@ -158,7 +160,7 @@ class Claims:
         try:
             while parts:
                 part = parts.pop()
-                error = self._claim_part(part, claimed)
+                error = self._claim_part(part, places, claimed)
                 if error and len(part) == 1:
                     self._set_aside(part[0], error)
                 elif error:
@@ -175,14 +177,16 @@ class Claims:
         now = time.monotonic()
         return min((max(0, int((aside.at - now) * 1000) + 1) for aside in self._aside.values()), default=None)
 
-    def _claim_part(self, ids: Sequence[str], claimed: list[ClaimedJob]) -> Exception | None:
+    def _claim_part(
+        self, ids: Sequence[str], places: Mapping[str, float], claimed: list[ClaimedJob]
+    ) -> Exception | None:
         """Claim them all in one transaction; or the reason why one of them cannot be."""
         if not ids:
             return None
         try:
             with self.followed(), self._database.transaction() as conn:
                 store.wait_briefly(conn)
-                got = self._claim(conn, ids)
+                got = self._claim(conn, ids, places)
         except Exception as error:
             if not (is_hopeless(error) or is_locked(error)):
                 raise
@@ -208,3 +212,16 @@ class Claims:
         first, last = LOCKED_PAUSES if is_locked(error) else ODD_PAUSES
         pause = first if before is None else min(2 * before.pause, last)
         self._aside[id_] = Aside(time.monotonic() + pause, pause)
+
+
+def _pick_in_place(
+    places: Mapping[str, float], rows: Sequence[store.DueJob], busy_keys: Collection[str]
+) -> list[store.DueJob]:
+    """Not those that have moved in the lines of their keys since they were found: claimed, run and tried again by
+    another worker, while this one was held up. Older jobs may be ahead of them now."""
+    return store.pick_free([row for row in rows if _is_at(row, places.get(row.id))], busy_keys)
+
+
+def _is_at(row: store.DueJob, place: float | None) -> bool:
+    """To the millisecond, which is what run_at has."""
+    return place is None or abs(row.run_at.timestamp() - place) < 0.0005
