@@ -107,7 +107,7 @@ class Listener:
             self._deaf = True
             log.warning(
                 "listener: LISTEN works and no notification arrives, as behind a pooler in transaction mode; this "
-                "worker only polls. Give it a URL around the pooler, or wakeups=False"
+                "worker only polls. Give it a URL around the pooler, or wakeups=False (--no-wakeups)"
             )
 
     def _ping(self) -> None:
