@@ -71,6 +71,7 @@ def test_impatient_signals_lose_nothing(fleet: Fleet, signals: int) -> None:
     """K121: the second skips the wait for handlers and hands their jobs back; the third leaves them to their leases."""
     chance = random.Random(signals)
     ids: list[str] = []
+    left = False  # to their leases, by a process that was given a third signal
     for _ in range(TIMES // 4):
         ids += start_and_wait(fleet, chance, shutdown_timeout=3600.0)
         process = fleet.processes[-1]
@@ -78,6 +79,7 @@ def test_impatient_signals_lose_nothing(fleet: Fleet, signals: int) -> None:
             process.send(signal.SIGTERM)
         code = process.wait()
         assert code in (0, 128 + signal.SIGTERM, -signal.SIGTERM)
-        assert code == 128 + signal.SIGTERM or fleet.rows(RUNNING) == []
+        left = left or code == 128 + signal.SIGTERM
+        assert left or fleet.rows(RUNNING) == []
         kills.check_counts(fleet, ids)
     finish(fleet, ids)

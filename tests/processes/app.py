@@ -140,6 +140,7 @@ def overlap(payload: Any, ctx: JobContext) -> None:
     note(ctx, "start")
     if runs(ctx) > 1:
         raise Discard("the newer run's word")
+    note(ctx, "the older run")
     time.sleep(payload["seconds"])
     note(ctx, "end")
     raise ValueError("the older run's word")

@@ -98,7 +98,7 @@ def test_an_older_run_changes_nothing_after_a_newer_one(
     with engine.begin() as conn:
         conn.execute(sa.text("UPDATE sqlane_jobs SET attempts = :n"), {"n": attempts})
     first = start("first", names=["overlap"])
-    watch.wait_for(id_)
+    watch.wait_for(id_, "the older run")
     first.send_signal(signal.SIGSTOP)
     start("second")
     failed = watch.wait_status(id_, "failed")

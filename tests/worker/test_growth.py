@@ -94,7 +94,8 @@ def test_a_worker_holds_what_it_held_after_the_first_jobs(
         wait_until(lambda done=done: len(ran) == done and at_rest(worker), PATIENCE)  # type: ignore[misc]
         held.append(sizes(worker) | processes() | {"running jobs": alive(RunningJob)})
     assert any(path.endswith("._heap") for path in held[0]), "the collections are somewhere else now"
-    grown = {path: (held[0].get(path, 0), n) for path, n in held[-1].items() if n > max(held[0].get(path, 0), SMALL)}
+    # What keeps each job that failed has half of all by now; the timer keeps those of a moment, and clears by halves.
+    grown = {path: (held[0].get(path, 0), n) for path, n in held[-1].items() if n > max(held[0].get(path, 0), ROUND)}
     assert not grown
     assert held[-1]["threads"] == held[0]["threads"]
     assert held[-1]["files"] <= held[0]["files"] + 2
