@@ -95,6 +95,11 @@ class Server:
         """The file with everything the server wrote."""
         return self._require_folder().log
 
+    @property
+    def data(self) -> Path:
+        """The folder of the cluster."""
+        return self._require_folder().data
+
     def start(self) -> None:
         """Start, on the data of the last run if there was one; a running server stays as it is."""
         if self._process is not None and self._process.running:

@@ -4,6 +4,7 @@
 
 The seed gives the faults, their order and their lengths; what they hit is a matter of the moment. What happened is
 kept when a promise was broken, or with --keep: history.jsonl, verdict.json, a log for each process and the server's.
+Of a run that broke a promise the database is kept too, as the folder `data`, to be looked at with any server.
 """
 
 from __future__ import annotations
@@ -112,7 +113,11 @@ def run(plan: Plan, folder: Path) -> Verdict:
     try:
         with new_world(plan, folder, history) as world:
             try:
-                return _run(world)
+                verdict = _run(world)
+                if not verdict.kept and plan.bug is None:
+                    world.server.stop()
+                    shutil.copytree(world.server.data, folder / "data")
+                return verdict
             finally:
                 shutil.copy(world.server.log, folder / "server.log")
     finally:
@@ -272,7 +277,7 @@ def main(arguments: list[str] | None = None) -> int:
     if verdict.kept and options.keep is None:
         shutil.rmtree(folder)
     elif not verdict.kept:
-        print(f"History, logs and verdict: {folder}\nAgain: {command(plan)}")
+        print(f"History, logs, verdict and database: {folder}\nAgain: {command(plan)}")
     return 0 if verdict.kept else 1
 
 
