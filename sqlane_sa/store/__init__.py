@@ -29,7 +29,8 @@ from sqlane_sa.store.recall import recall
 from sqlane_sa.store.recovery import Recovery, find_stale, recover_stale, recover_stale_many
 from sqlane_sa.store.sleepers import awake, fall_asleep, sweep_sleepers, wake
 from sqlane_sa.store.sweep import MutexSweep, WaitsSweep, delete_expired, make_due, sweep_mutexes, sweep_waits
-from sqlane_sa.store.tuning import end_session, pin_plans, wait_briefly
+from sqlane_sa.store.tuning import end_session, pin_plans, pin_session, wait_briefly
+from sqlane_sa.store.turn import Turn, complete_and_claim
 from sqlane_sa.values.job import ClaimedJob, JobLock
 
 __all__ = [
@@ -43,11 +44,13 @@ __all__ = [
     "Recovery",
     "ReleaseWrite",
     "RetryWrite",
+    "Turn",
     "WaitsSweep",
     "awake",
     "claim",
     "claim_plain",
     "complete",
+    "complete_and_claim",
     "delete_expired",
     "end_session",
     "fail",
@@ -67,6 +70,7 @@ __all__ = [
     "next_linger_end",
     "pick_free",
     "pin_plans",
+    "pin_session",
     "probe",
     "probe_lanes",
     "read_payload_texts",

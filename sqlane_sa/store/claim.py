@@ -11,15 +11,15 @@ A transaction that frees keys must therefore not claim keyed jobs as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
 from sqlane_sa.schema import Tables, moment
-from sqlane_sa.statement import BIG, INT, INTS, SMALL, TEXT, TEXTS, Statement
-from sqlane_sa.store.claimed import CLAIMED, CLAIMED_WITH_PAYLOADS, READ_CLAIMED, WITH_PAYLOADS, claimed_jobs
+from sqlane_sa.statement import BIG, INT, INTS, SMALL, TEXT, TEXTS, Statement, Types
+from sqlane_sa.store.claimed import CLAIMED, CLAIMED_WITH_PAYLOADS, IN_ORDER, READ_CLAIMED, WITH_PAYLOADS, claimed_jobs
 from sqlane_sa.store.payloads import INLINE_BYTES
 from sqlane_sa.store.reading import distinct_keys, readable
 from sqlane_sa.values.duration import seconds, to_ms
@@ -41,7 +41,7 @@ Pick = Callable[[Sequence[DueJob], Collection[str]], Iterable[DueJob]]
 LOCK_DUE = Statement(
     f"""
 SELECT id, job_name, priority, {readable("run_at")} AS run_at, mutex_keys FROM {{jobs}}
-WHERE id = ANY(CAST(:ids AS text[])) AND status = 'pending' AND run_at <= statement_timestamp()
+WHERE id = ANY(CAST(:ids AS text[])) AND coalesce(status, '') = 'pending' AND run_at <= statement_timestamp()
 FOR UPDATE SKIP LOCKED""",
     {"ids": TEXTS},
     {"id": TEXT, "job_name": TEXT, "priority": SMALL, "run_at": moment(), "mutex_keys": TEXTS},
@@ -79,11 +79,11 @@ _SET_RUNNING = f"""
 UPDATE {{jobs}} SET status = 'running', lock_token = :lock_token, locked_by = :locked_by,
     locked_until = statement_timestamp() + CAST(:lease_ms AS bigint) * interval '1 millisecond',
     started_at = statement_timestamp(), timed_out_at = NULL, updated_at = statement_timestamp()
-WHERE id = ANY(IDS)
+WHERE ROWS
 RETURNING {READ_CLAIMED}"""
 
 START = Statement(
-    _SET_RUNNING.replace("IDS", "CAST(:ids AS text[])"),
+    _SET_RUNNING.replace("ROWS", "id = ANY(CAST(:ids AS text[]))"),
     {"ids": TEXTS, "lock_token": TEXT, "locked_by": TEXT, "lease_ms": BIG},
     CLAIMED,
 )
@@ -95,32 +95,36 @@ WHERE j.id = ANY(CAST(:ids AS text[])) AND w.mutex_key = k.mutex_key AND w.run_a
     {"ids": TEXTS},
 )
 
-# Each lane is one index scan that begins at the best due job and stops at its limit. The payload is a scalar
-# subquery, so that it can only be an index probe for each job.
-CLAIM_PLAIN = Statement(
+# Each lane is one index scan that begins at the best due job, or after the place it is told, and stops at its limit.
+# The rows are locked, so that their places (ctid) stand still; the place of one that somebody has changed since the
+# statement began is not seen by it, and that job is left for the next claim.
+STARTING = (
     """
-WITH picked AS MATERIALIZED (
-    SELECT c.id FROM unnest(CAST(:names AS text[]), CAST(:priorities AS integer[]), CAST(:limits AS integer[]))
-        AS l(job_name, priority, max_rows) CROSS JOIN LATERAL (
-        SELECT j.id FROM {jobs} AS j
+picked AS MATERIALIZED (
+    SELECT c.ctid FROM unnest(CAST(:names AS text[]), CAST(:priorities AS integer[]), CAST(:limits AS integer[]),
+                              CAST(:after_times AS timestamptz[]), CAST(:after_ids AS text[]))
+        AS l(job_name, priority, max_rows, after_time, after_id) CROSS JOIN LATERAL (
+        SELECT j.ctid FROM {jobs} AS j
         WHERE j.status = 'pending' AND j.mutex_keys IS NULL AND j.job_name = l.job_name AND j.priority = l.priority
-          AND j.run_at <= statement_timestamp()
+          AND j.run_at <= statement_timestamp() AND (j.run_at, j.id) > (l.after_time, l.after_id)
         ORDER BY j.run_at, j.id LIMIT l.max_rows FOR UPDATE SKIP LOCKED) AS c
 ), started AS ("""
-    + _SET_RUNNING.replace("IDS", "ARRAY(SELECT id FROM picked)")
+    + _SET_RUNNING.replace("ROWS", "ctid = ANY(ARRAY(SELECT ctid FROM picked))")
     + ")"
-    + WITH_PAYLOADS,
-    {
-        "names": TEXTS,
-        "priorities": INTS,
-        "limits": INTS,
-        "lock_token": TEXT,
-        "locked_by": TEXT,
-        "lease_ms": BIG,
-        "inline_bytes": INT,
-    },
-    CLAIMED_WITH_PAYLOADS,
 )
+STARTING_BINDS: Types = {
+    "names": TEXTS,
+    "priorities": INTS,
+    "limits": INTS,
+    "after_times": TEXTS,
+    "after_ids": TEXTS,
+    "lock_token": TEXT,
+    "locked_by": TEXT,
+    "lease_ms": BIG,
+    "inline_bytes": INT,
+}
+
+CLAIM_PLAIN = Statement("WITH" + STARTING + WITH_PAYLOADS + IN_ORDER, STARTING_BINDS, CLAIMED_WITH_PAYLOADS)
 
 
 def pick_free(rows: Sequence[DueJob], busy_keys: Collection[str]) -> list[DueJob]:
@@ -186,16 +190,30 @@ def claim_plain(
     One statement, which brings payloads of at most 64 KiB along (`payload_text`, else None). `lease` in seconds.
     Returns the started jobs by priority, run_at and id.
     """
-    parameters = {
+    parameters = starting(lanes, {}, lock_token, locked_by, lease)
+    return [ClaimedJob._make(row) for row in conn.execute(CLAIM_PLAIN.on(tables), parameters)]
+
+
+def starting(
+    lanes: Sequence[tuple[str, int, int]],
+    after: Mapping[tuple[str, int], tuple[datetime, str]],
+    lock_token: str,
+    locked_by: str,
+    lease: float | timedelta,
+) -> dict[str, Any]:
+    """The parameters of `STARTING`; `after` holds for some lanes (name, priority) the place to begin after."""
+    places = [after.get((name, priority)) for name, priority, _ in lanes]
+    return {
         "names": [lane[0] for lane in lanes],
         "priorities": [lane[1] for lane in lanes],
         "limits": [lane[2] for lane in lanes],
+        "after_times": ["-infinity" if place is None else place[0].isoformat() for place in places],
+        "after_ids": ["" if place is None else place[1] for place in places],
         "lock_token": lock_token,
         "locked_by": locked_by,
         "lease_ms": to_ms(seconds(lease, "lease")),
         "inline_bytes": INLINE_BYTES,
     }
-    return [ClaimedJob._make(row) for row in conn.execute(CLAIM_PLAIN.on(tables), parameters)]
 
 
 def _lock_due(conn: Connection, tables: Tables, ids: Sequence[str]) -> list[DueJob]:

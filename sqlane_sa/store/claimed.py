@@ -38,8 +38,8 @@ CLAIMED: dict[str, TypeEngine[Any]] = {
 WITH_PAYLOADS = """
 SELECT s.*, (SELECT CAST(p.payload AS text) FROM {payloads} AS p
              WHERE p.id = s.id AND octet_length(CAST(p.payload AS text)) <= :inline_bytes) AS payload_text
-FROM started AS s
-ORDER BY s.priority, s.run_at, s.id"""
+FROM started AS s"""
+IN_ORDER = "\nORDER BY s.priority, s.run_at, s.id"
 
 CLAIMED_WITH_PAYLOADS = CLAIMED | {"payload_text": TEXT}
 

@@ -36,7 +36,7 @@ FIND_HELD = Statement(
     """
 SELECT j.id FROM unnest(CAST(:ids AS text[]), CAST(:tokens AS text[])) AS i(id, lock_token)
 CROSS JOIN LATERAL (SELECT h.id FROM {jobs} AS h
-    WHERE h.id = i.id AND h.lock_token = i.lock_token AND h.status = 'running' LIMIT 1) AS j""",
+    WHERE h.id = i.id AND h.lock_token = i.lock_token AND coalesce(h.status, '') = 'running' LIMIT 1) AS j""",
     PAIRS,
     {"id": TEXT},
 )
@@ -52,11 +52,13 @@ RETURNING j.id""",
     {"id": TEXT},
 )
 
-# A retention of 0 deletes the row at once, and one of NULL keeps it for ever.
-COMPLETE = Statement(
+# A retention of 0 deletes the row at once, and one of NULL keeps it for ever. The rows are locked, so that their
+# places (ctid) stand still; one that somebody has changed since the statement began is at a place where the statement
+# does not see it, and is left out of `completed`.
+COMPLETING = (
     """
-WITH locked AS MATERIALIZED (
-    SELECT j.id, j.completed_retention_ms, statement_timestamp() AS finished_at,
+locked AS MATERIALIZED (
+    SELECT j.ctid, j.id, j.completed_retention_ms, statement_timestamp() AS finished_at,
            statement_timestamp() + j.completed_retention_ms * interval '1 millisecond' AS expires_at
     FROM """
     + RUNNING.replace("FOR UPDATE", "FOR UPDATE SKIP LOCKED")
@@ -66,16 +68,19 @@ WITH locked AS MATERIALIZED (
         expires_at = l.expires_at, timed_out_at = NULL, """
     + _UNLOCK
     + """
-    FROM locked AS l WHERE j.id = l.id AND l.completed_retention_ms IS DISTINCT FROM 0
+    FROM locked AS l
+    WHERE j.ctid = l.ctid AND l.completed_retention_ms IS DISTINCT FROM 0
+    RETURNING j.id
 ), dropped AS (
-    DELETE FROM {jobs} WHERE id = ANY(ARRAY(SELECT id FROM locked WHERE completed_retention_ms = 0))
+    DELETE FROM {jobs} WHERE id = ANY(ARRAY(SELECT id FROM locked WHERE completed_retention_ms = 0)) RETURNING id
+), completed AS (
+    SELECT id FROM kept UNION ALL SELECT id FROM dropped
 ), emptied AS (
-    DELETE FROM {payloads} WHERE id = ANY(ARRAY(SELECT id FROM locked))
+    DELETE FROM {payloads} WHERE id = ANY(ARRAY(SELECT id FROM completed))
+)"""
 )
-SELECT id FROM locked""",
-    PAIRS,
-    {"id": TEXT},
-)
+
+COMPLETE = Statement("WITH" + COMPLETING + "\nSELECT id FROM completed", PAIRS, {"id": TEXT})
 
 # Back in the line of its keys, at its new time.
 _PENDING_AGAIN = (

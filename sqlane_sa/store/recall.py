@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from sqlane_sa.schema import Tables
 from sqlane_sa.statement import BIG, INT, TEXTS, Statement
-from sqlane_sa.store.claimed import CLAIMED_WITH_PAYLOADS, READ_CLAIMED, WITH_PAYLOADS, claimed_jobs
+from sqlane_sa.store.claimed import CLAIMED_WITH_PAYLOADS, IN_ORDER, READ_CLAIMED, WITH_PAYLOADS, claimed_jobs
 from sqlane_sa.store.payloads import INLINE_BYTES
 from sqlane_sa.values.duration import seconds, to_ms
 from sqlane_sa.values.job import ClaimedJob
@@ -24,7 +24,7 @@ WITH found AS MATERIALIZED (
     UPDATE {{jobs}} SET locked_until = statement_timestamp() + CAST(:lease_ms AS bigint) * interval '1 millisecond',
         updated_at = statement_timestamp()
     WHERE id = ANY(ARRAY(SELECT id FROM found))
-    RETURNING {READ_CLAIMED}){WITH_PAYLOADS}""",
+    RETURNING {READ_CLAIMED}){WITH_PAYLOADS}{IN_ORDER}""",
     {"lock_tokens": TEXTS, "lease_ms": BIG, "inline_bytes": INT},
     CLAIMED_WITH_PAYLOADS,
 )

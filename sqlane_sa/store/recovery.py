@@ -29,12 +29,14 @@ ORDER BY locked_until, id LIMIT :max_rows""",
     {"id": TEXT},
 )
 
-# A renewal or a finish that holds the row wins: it is skipped, and no longer stale once they have committed.
+# A renewal or a finish that holds the row wins: it is skipped, and no longer stale once they have committed. For
+# coalesce() see `locks.RUNNING`.
 LOCK_STALE = Statement(
     """
 SELECT id, job_name, lock_token, locked_by, attempts, max_attempts, stalls, max_stalls, mutex_keys, failure_job,
        failed_retention_ms
-FROM {jobs} WHERE id = ANY(CAST(:ids AS text[])) AND status = 'running' AND locked_until < statement_timestamp()
+FROM {jobs}
+WHERE id = ANY(CAST(:ids AS text[])) AND coalesce(status, '') = 'running' AND locked_until < statement_timestamp()
 FOR UPDATE SKIP LOCKED""",
     {"ids": TEXTS},
     {

@@ -20,12 +20,14 @@ SELECT count(*) AS deleted FROM ended""",
     {"deleted": BIG},
 )
 
-# A lock token is never used again, so a hold whose job does not run under it has no owner for good.
+# A lock token is never used again, so a hold whose job does not run under it has no owner for good. For coalesce() see
+# `locks.RUNNING`.
 SWEEP_ORPHANS = Statement(
     """
 WITH orphans AS (DELETE FROM {mutexes} WHERE mutex_key = ANY(ARRAY(
     SELECT m.mutex_key FROM {mutexes} AS m WHERE m.held_until IS NULL AND NOT EXISTS (
-        SELECT FROM {jobs} AS j WHERE j.id = m.job_id AND j.status = 'running' AND j.lock_token = m.lock_token)
+        SELECT FROM {jobs} AS j
+        WHERE j.id = m.job_id AND coalesce(j.status, '') = 'running' AND j.lock_token = m.lock_token)
     LIMIT :max_rows FOR UPDATE SKIP LOCKED)) RETURNING mutex_key)
 SELECT count(*) AS deleted FROM orphans""",
     {"max_rows": INT},

@@ -11,12 +11,18 @@ from sqlalchemy import Connection, Double, Integer, bindparam, text
 #
 # Psycopg reads times in the ISO style alone, and the database may have another.
 #
-# All settings end with the transaction, so that a pooler's server connection is handed on as it was.
-_PIN = text("""
-SELECT set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
-       set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true),
-       set_config('plan_cache_mode', 'force_generic_plan', true), set_config('lock_timeout', '1s', true),
-       set_config('datestyle', 'ISO', true)""")
+# The settings end with the transaction, so that a pooler's server connection is handed on as it was; on a session of
+# our own they stay.
+_SETTINGS = """
+SELECT set_config('jit', 'off', LOCAL), set_config('enable_seqscan', 'off', LOCAL),
+       set_config('enable_hashjoin', 'off', LOCAL), set_config('enable_mergejoin', 'off', LOCAL),
+       set_config('plan_cache_mode', 'force_generic_plan', LOCAL), set_config('lock_timeout', '1s', LOCAL),
+       set_config('datestyle', 'ISO', LOCAL)"""
+_PIN = text(_SETTINGS.replace("LOCAL", "true"))
+# Statements in autocommit take the session's isolation level.
+_PIN_SESSION = text(
+    _SETTINGS.replace("LOCAL", "false") + ", set_config('default_transaction_isolation', 'read committed', false)"
+)
 
 _BRIEFLY = text("SELECT set_config('lock_timeout', '50ms', true)")
 
@@ -34,6 +40,11 @@ WHERE pid = :pid AND client_port = :port AND datname = current_database() AND us
 def pin_plans(conn: Connection, /) -> None:
     """Let the rest of the transaction use index probes only, with plans made once, and wait 1 s for a lock at most."""
     conn.execute(_PIN).close()
+
+
+def pin_session(conn: Connection, /) -> None:
+    """The same for all of the session, once committed: one that nobody else uses; and READ COMMITTED in autocommit."""
+    conn.execute(_PIN_SESSION).close()
 
 
 def wait_briefly(conn: Connection, /) -> None:

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from functools import partial
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from sqlane_sa.values.ids import new_id
 from sqlane_sa.values.job import ClaimedJob
 from sqlane_sa.worker.database import Database
 from sqlane_sa.worker.outcomes import is_hopeless, is_locked
+from sqlane_sa.worker.running import RunningJob
 from sqlane_sa.worker.service import first_line
 
 log = logging.getLogger("sqlane_sa.worker")
@@ -98,6 +100,25 @@ class Claims:
             conn,
             self._queue.tables,
             lanes=shares,
+            lock_token=self._token(),
+            locked_by=self._worker_id,
+            lease=self._lease,
+        )
+
+    def turn(
+        self,
+        conn: Connection,
+        completed: Sequence[RunningJob],
+        shares: Sequence[tuple[str, int, int]],
+        after: Mapping[tuple[str, int], tuple[datetime, str]],
+    ) -> store.Turn:
+        """`plain` from the marks `after` on, and the completion of jobs without keys, in one statement."""
+        return store.complete_and_claim(
+            conn,
+            self._queue.tables,
+            jobs=completed,
+            lanes=shares,
+            after=after,
             lock_token=self._token(),
             locked_by=self._worker_id,
             lease=self._lease,

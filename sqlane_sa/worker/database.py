@@ -17,12 +17,14 @@ from sqlalchemy.pool import NullPool, Pool, QueuePool
 
 from sqlane_sa import store
 from sqlane_sa.worker.deadlines import Deadlines
-from sqlane_sa.worker.driver import Session, connect_options, session_of, stop_preparing_behind_pooler
+from sqlane_sa.worker.driver import Session, connect_options, is_pooled, session_of, stop_preparing
 from sqlane_sa.worker.service import first_line
 
 log = logging.getLogger("sqlane_sa.worker")
 
 SESSION = "sqlane_session"
+DIRECT = "sqlane_direct"
+"""Notes on a connection: which session of the server it is, and whether that session is surely its own."""
 MAX_LEFT = 100
 
 
@@ -94,15 +96,22 @@ class Connector:
         connection = self._create(connection_record)
         if self._deadlines.here is not None:
             self._deadlines.here.watch(connection)
+        pooled = is_pooled(connection)
         if connection_record is not None:
             connection_record.info[SESSION] = session_of(connection)
-        if stop_preparing_behind_pooler(connection) and not self._quiet:
+            connection_record.info[DIRECT] = pooled is False
+        if pooled:
+            stop_preparing(connection)
+            self._warn()
+        return connection
+
+    def _warn(self) -> None:
+        if not self._quiet:
             self._quiet = True
             log.warning(
                 "a pooler stands before the database; this worker prepares no statements there. Unless it lends whole "
                 'sessions, give create_engine connect_args={"prepare_threshold": None}'
             )
-        return connection
 
     def _connect(self, dialect: Any, record: Any, arguments: Any, options: dict[str, Any]) -> Any:
         if self._deadlines.here is None:
@@ -163,32 +172,65 @@ def _like(old: Pool, connector: Connector, size: int) -> Pool:
 
 
 class Database:
-    """One connection for one thread, opened when it is first needed and again after each error."""
+    """One connection for one thread, opened when it is first needed and again after each error.
+
+    All of what is done with it is within one deadline. After any error the connection is dropped: it may be read-only,
+    on a server that is no longer the primary, or half dead, and a new one costs milliseconds.
+    """
 
     def __init__(self, connector: Connector, deadlines: Deadlines) -> None:
         self._connector = connector
         self._engine = connector.engine()
         self._deadlines = deadlines
         self._conn: Connection | None = None
+        self._level = ""
         self.committed = 0
         """Transactions, since the beginning."""
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """A transaction with pinned plans, all of it within one deadline. After any error in it the connection is
-        dropped: it may be read-only, on a server that is no longer the primary, or half dead, and a new one costs
-        milliseconds."""
+        """A transaction with pinned plans."""
+        with self._used() as conn:
+            self._set_level(conn, "READ COMMITTED")
+            with conn.begin():
+                if not self._direct(conn):
+                    store.pin_plans(conn)
+                yield conn
+
+    @contextmanager
+    def statement(self) -> Iterator[Connection]:
+        """For one statement, with pinned plans: on a session of our own without a transaction around it, which saves
+        two round trips."""
+        with self._used() as conn:
+            if self._direct(conn):
+                self._set_level(conn, "AUTOCOMMIT")
+                yield conn
+                conn.commit()  # nothing to the server, and the end of what SQLAlchemy takes for a transaction
+            else:
+                with conn.begin():
+                    store.pin_plans(conn)
+                    yield conn
+
+    @contextmanager
+    def _used(self) -> Iterator[Connection]:
         try:
             with self._deadlines.limit():
                 conn = self._conn or self._open()
                 self._deadlines.watch(conn)
-                with conn.begin():
-                    store.pin_plans(conn)
-                    yield conn
+                yield conn
             self.committed += 1
         except BaseException:
             self.close()
             raise
+
+    @staticmethod
+    def _direct(conn: Connection) -> bool:
+        return bool(conn.info.get(DIRECT))
+
+    def _set_level(self, conn: Connection, level: str) -> None:
+        if level != self._level:
+            conn.execution_options(isolation_level=level)
+            self._level = level
 
     def _open(self) -> Connection:
         try:
@@ -197,7 +239,11 @@ class Database:
             raise
         except Exception as error:
             raise NotConnectedError(first_line(error)) from error
+        self._level = "READ COMMITTED"
         self._connector.end_left(conn)
+        if self._direct(conn):
+            with conn.begin():
+                store.pin_session(conn)
         return conn
 
     def close(self) -> None:

@@ -73,16 +73,17 @@ def session_of(driver_connection: Any) -> Session | None:
     return Session(int(process), port, time.monotonic())
 
 
-def stop_preparing_behind_pooler(driver_connection: Any) -> bool:
-    """Whether a pooler stands before the server: it makes up the process ids that it tells. Then nothing is prepared on
-    this connection any more, for each transaction may be another session's, where a statement of that name is missing
-    or is somebody else's. Called outside a transaction.
-    """
+def is_pooled(driver_connection: Any) -> bool | None:
+    """Whether a pooler stands before the server: it makes up the process ids that it tells. None where the driver does
+    not tell, or was told to prepare nothing, as one is behind a pooler. Called outside a transaction."""
     if getattr(driver_connection, "prepare_threshold", None) is None:
-        return False
+        return None
     (pid,) = driver_connection.execute("SELECT pg_backend_pid()").fetchone()
     driver_connection.rollback()
-    pooled = bool(pid != driver_connection.info.backend_pid)
-    if pooled:
-        driver_connection.prepare_threshold = None
-    return pooled
+    return bool(pid != driver_connection.info.backend_pid)
+
+
+def stop_preparing(driver_connection: Any) -> None:
+    """Behind a pooler each transaction may be another session's, where a statement of that name is missing or is
+    somebody else's."""
+    driver_connection.prepare_threshold = None

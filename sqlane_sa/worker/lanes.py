@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from datetime import datetime
+from typing import NamedTuple
 
 from sqlane_sa.store import Lane
 
 LaneKey = tuple[int, str]
+Place = tuple[datetime, str]
+"""Of a job in its lane: run_at and id."""
 
 MAX_SUPPOSED = 16
+
+
+class Mark(NamedTuple):
+    """How far the claims from a lane have come, and until when the next ones may begin there."""
+
+    place: Place
+    until: float
 
 
 class Lanes:
@@ -19,6 +30,7 @@ class Lanes:
         self._plain: dict[LaneKey, float] = {}
         self._keyed: dict[LaneKey, float] = {}
         self._claimed: dict[LaneKey, None] = {}
+        self._marks: dict[LaneKey, Mark] = {}
         self._turn = 0
 
     def refresh(self, lanes: Iterable[Lane], now: float) -> None:
@@ -61,8 +73,25 @@ class Lanes:
             del self._claimed[next(iter(self._claimed))]
 
     def exhausted(self, name: str, priority: int) -> None:
-        """A claim found fewer due jobs than it asked for: nothing more until the next probe."""
-        self._plain.pop((priority, name), None)
+        """A claim found fewer due jobs than it asked for: nothing more until the next probe. Or, where it began at a
+        mark, only before that."""
+        if self._marks.pop((priority, name), None) is None:
+            self._plain.pop((priority, name), None)
+
+    def marks(self, now: float) -> dict[tuple[str, int], Place]:
+        """Where to begin, of lanes (name, priority) that were claimed from a moment ago.
+
+        While somebody holds a snapshot, neither VACUUM nor the index itself can drop what was claimed: a scan from the
+        start walks over all of it. One that begins at a mark sees nothing that has come in before it (a late commit, a
+        job put back), so a mark counts for a while only.
+        """
+        self._marks = {key: mark for key, mark in self._marks.items() if mark.until > now}
+        return {(name, priority): mark.place for (priority, name), mark in self._marks.items()}
+
+    def mark(self, name: str, priority: int, place: Place, until: float) -> None:
+        """A claim got all it asked for, up to this place. `until` counts for a new mark, not for one that moves on."""
+        known = self._marks.get((priority, name))
+        self._marks[priority, name] = Mark(place, until if known is None else known.until)
 
     def keyed_names(self, now: float) -> set[str]:
         """Names with due jobs that have mutex keys."""

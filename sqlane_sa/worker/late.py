@@ -20,10 +20,17 @@ class LateResults:
     def __init__(self) -> None:
         self._results: dict[int, Result] = {}
         self._pause = FIRST_PAUSE
+        self._said = False
         self.at = math.inf
 
     def __contains__(self, job: object) -> bool:
         return id(job) in self._results
+
+    def add(self, results: Sequence[Result], now: float) -> None:
+        """Results that a batch passed over, to be tried at once: they may be locked, or lost."""
+        if results:
+            self._keep(results)
+            self.at = now
 
     def take(self, now: float) -> list[Result]:
         """All of them, once the pause is over. They stay here until `put` says what became of them."""
@@ -31,20 +38,27 @@ class LateResults:
 
     def put(self, tried: Sequence[Result], locked: Sequence[Result], now: float) -> None:
         """Of the results that were tried, for the first time or again, these wait for a lock."""
-        known = bool(self._results)
         for job, _ in tried:
             self._results.pop(id(job), None)
-        self._results.update((id(result[0]), result) for result in locked)
-        if locked and not known:
-            log.warning(
-                "%d results wait for rows that another transaction has locked, the first for job %s; the rest goes on",
-                len(locked),
-                locked[0][0].id,
-            )
-        if known and not self._results:
-            log.warning("the results that waited for locked rows are written")
+        self._keep(locked)
+        self._say(locked)
         if not self._results:
             self._pause, self.at = FIRST_PAUSE, math.inf
         elif locked:
             self.at = now + self._pause
             self._pause = min(2 * self._pause, LAST_PAUSE)
+
+    def _keep(self, results: Sequence[Result]) -> None:
+        self._results.update((id(result[0]), result) for result in results)
+
+    def _say(self, locked: Sequence[Result]) -> None:
+        if locked and not self._said:
+            self._said = True
+            log.warning(
+                "%d results wait for rows that another transaction has locked, the first for job %s; the rest goes on",
+                len(locked),
+                locked[0][0].id,
+            )
+        if self._said and not self._results:
+            self._said = False
+            log.warning("the results that waited for locked rows are written")

@@ -8,13 +8,17 @@ from collections.abc import Iterable, Sequence
 
 from sqlane_sa.store import Lane
 from sqlane_sa.values.job import ClaimedJob
-from sqlane_sa.worker.lanes import Lanes
+from sqlane_sa.worker.lanes import Lanes, Place
 
 Share = tuple[str, int, int]
 """Name, priority and most rows of a claim."""
 
 BUSY_PROBE_INTERVAL = 0.05
 KEYED_PAUSE = 0.02
+MARK_INTERVAL = 1.0
+"""Seconds between claims from the start of a lane with a backlog."""
+MAX_SHARE = 20
+"""A look that takes long, past what cannot be vacuumed, may take a twentieth of the time."""
 
 
 class Looks:
@@ -54,20 +58,35 @@ class Looks:
         now = time.monotonic()
         self._probed = began
         self._lanes.refresh(lanes, now)
-        busy = self._lanes.is_due(now)
-        self.probe_at = now + (BUSY_PROBE_INTERVAL if busy else self._poll_interval * random.uniform(0.9, 1.0))
+        busy = max(BUSY_PROBE_INTERVAL, MAX_SHARE * (now - began))
+        pause = busy if self._lanes.is_due(now) else self._poll_interval * random.uniform(0.9, 1.0)
+        self.probe_at = now + min(pause, self._poll_interval)
 
-    def claimed(self, shares: Sequence[Share], claimed: Sequence[ClaimedJob], supposed: bool) -> None:
-        """What a claim got of its shares; `supposed` when a wake-up, and no probe, had called for it."""
+    def marks(self) -> dict[tuple[str, int], Place]:
+        """Where the next claim may begin, for some lanes (name, priority)."""
+        return self._lanes.marks(time.monotonic())
+
+    def claimed(
+        self, shares: Sequence[Share], claimed: Sequence[ClaimedJob], began: float, *, supposed: bool, marked: bool
+    ) -> None:
+        """What a claim that began then got of its shares: `supposed` when a wake-up, and no probe, had called for it;
+        `marked` when it began at the marks."""
+        now = time.monotonic()
         found: dict[tuple[str, int], int] = {}
+        last: dict[tuple[str, int], ClaimedJob] = {}
         for job in claimed:
-            found[job.name, job.priority] = found.get((job.name, job.priority), 0) + 1
+            lane = job.name, job.priority
+            found[lane] = found.get(lane, 0) + 1
+            last[lane] = job
         for name, priority, limit in shares:
-            if (name, priority) in found:
+            end = last.get((name, priority))
+            if end:
                 self._lanes.claimed(name, priority)
             if found.get((name, priority), 0) < limit:
                 self._lanes.exhausted(name, priority)
-        now = time.monotonic()
+            elif end and marked:
+                until = now + max(MARK_INTERVAL, MAX_SHARE * (now - began))
+                self._lanes.mark(name, priority, (end.run_at, end.id), until)
         if not self._lanes.is_due(now):
             # Due rows that cannot be claimed are locked by somebody: to look again at once would be a busy wait.
             self.probe_at = 0.0 if claimed or supposed else now + self._poll_interval

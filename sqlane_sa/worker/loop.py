@@ -24,7 +24,16 @@ from sqlane_sa.worker.handlers import Handlers
 from sqlane_sa.worker.hints import Hints
 from sqlane_sa.worker.late import LateResults
 from sqlane_sa.worker.looks import Looks, Share
-from sqlane_sa.worker.outcomes import Result, is_hopeless, is_locked, report, results_to_write, write, write_apart
+from sqlane_sa.worker.outcomes import (
+    Result,
+    is_hopeless,
+    is_locked,
+    is_simple,
+    report,
+    results_to_write,
+    write,
+    write_apart,
+)
 from sqlane_sa.worker.running import TIMEOUT, Finished, RunningJob, RunningJobs
 from sqlane_sa.worker.service import first_line
 from sqlane_sa.worker.sleep import Sleep
@@ -65,6 +74,7 @@ class Loop:
         self._sleep = Sleep(queue.tables, worker_id, wakeups)
         self._hints = Hints()
         self._supposed = False
+        self._busy = False
         self.claiming = True
         self.idle = threading.Event()
         self.settled = threading.Event()
@@ -137,28 +147,69 @@ class Loop:
         shares = self._shares()
         # Also with work at hand: a backlog of one name must not hide the others. After a wake-up the claim comes first.
         probing = self.claiming and self._looks.probe_at <= now and not (supposed and shares)
-        signing_off = self.asleep and not (self.claiming and self._sleep.wakeups)
+        signing_off = self.asleep and (self._busy or not (self.claiming and self._sleep.wakeups))
         if not (results or timed_out or shares or probing or signing_off):
             return []
         try:
-            with self._claims.followed(), self._database.transaction() as conn:
-                changed = write(conn, self._queue, results) if results else []
-                if timed_out:
-                    self._mark_timed_out(conn, timed_out)
-                if signing_off:
-                    self._sleep.awake(conn)
-                if not self.claiming and any(isinstance(outcome, Released) for _, outcome in results):
-                    store.wake(conn, self._queue.tables)
-                if probing:
-                    self._probe(conn)
-                    shares = self._shares()
-                claimed = self._claim(conn, shares, supposed) if shares else []
+            if timed_out or signing_off or not is_simple(results):
+                return self._in_transaction(results, timed_out, shares, probing=probing, signing_off=signing_off)
+            return self._in_one_statement(results, shares, probing=probing)
         except Exception as error:
             self._go_apart(error, results, timed_out)
             return []
+
+    def _in_one_statement(self, results: Sequence[Result], shares: list[Share], *, probing: bool) -> list[ClaimedJob]:
+        """Nothing may fail after it: what it claimed has to start."""
+        if probing:
+            with self._database.statement() as conn:
+                self._probe(conn)
+            shares = self._shares()
+        if not (results or shares):
+            return []
+        began = time.monotonic()
+        with self._claims.followed(), self._database.statement() as conn:
+            turn = self._claims.turn(conn, [job for job, _ in results], shares, self._looks.marks())
+        if turn.skipped:
+            skipped = set(turn.skipped)
+            self._late.add([result for result in results if result[0].id in skipped], began)
+        if shares:
+            self._claimed(shares, turn.claimed, began, marked=True)
+        return turn.claimed
+
+    def _in_transaction(
+        self,
+        results: Sequence[Result],
+        timed_out: Sequence[RunningJob],
+        shares: list[Share],
+        *,
+        probing: bool,
+        signing_off: bool,
+    ) -> list[ClaimedJob]:
+        claimed: list[ClaimedJob] = []
+        with self._claims.followed(), self._database.transaction() as conn:
+            changed = write(conn, self._queue, results) if results else []
+            if timed_out:
+                self._mark_timed_out(conn, timed_out)
+            if signing_off:
+                self._sleep.awake(conn)
+            if not self.claiming and any(isinstance(outcome, Released) for _, outcome in results):
+                store.wake(conn, self._queue.tables)
+            if probing:
+                self._probe(conn)
+                shares = self._shares()
+            began = time.monotonic()
+            if shares:
+                claimed = self._claims.plain(conn, shares)
+        self._busy = False
+        if shares:
+            self._claimed(shares, claimed, began, marked=False)
         report(results, changed)
         self._after_write(results)
         return claimed
+
+    def _claimed(self, shares: list[Share], claimed: list[ClaimedJob], began: float, *, marked: bool) -> None:
+        self._looks.claimed(shares, claimed, began, supposed=self._supposed, marked=marked)
+        self._busy = len(claimed) >= BUSY_CLAIM
 
     def _recall(self) -> None:
         """Jobs of claims whose commit was never acknowledged, and which the database has as ours."""
@@ -209,19 +260,13 @@ class Loop:
                 else:
                     raise
 
-    def _claim(self, conn: Connection, shares: list[Share], supposed: bool) -> list[ClaimedJob]:
-        claimed = self._claims.plain(conn, shares)
-        self._looks.claimed(shares, claimed, supposed)
-        if len(claimed) >= BUSY_CLAIM and self.asleep:
-            self._sleep.awake(conn)
-        return claimed
-
     def _claim_apart(self) -> list[ClaimedJob]:
         shares = self._looks.share(self._want()) if self._claims.apart else []
         if not shares:
             return []
+        began = time.monotonic()
         claimed = self._claims.plain_apart(shares)
-        self._looks.claimed(shares, claimed, supposed=False)
+        self._looks.claimed(shares, claimed, began, supposed=False, marked=False)
         return claimed
 
     def _shares(self) -> list[Share]:
@@ -302,6 +347,7 @@ class Loop:
         self._wait(self._next_look(now) - now)
 
     def _fall_asleep(self, now: float) -> bool:
+        self._busy = False
         with self._database.transaction() as conn:
             self._sleep.fall(conn)
         return self._sleep.fallen(now)

@@ -35,6 +35,11 @@ def results_to_write(finished: Sequence[Finished]) -> list[Result]:
     return [(job, outcome) for job, outcome in finished if outcome is not None and job.cancelled != LEASE_LOST]
 
 
+def is_simple(results: Sequence[Result]) -> bool:
+    """Whether all are completions of jobs without keys, which the statement that claims writes along."""
+    return all(type(outcome) is Completed and not job.claimed.mutex_keys for job, outcome in results)
+
+
 def write(conn: Connection, queue: Queue, results: Sequence[Result]) -> list[str]:
     """Write the results of a batch in the caller's transaction; the ids changed. What else to log is in `report`."""
     tables = queue.tables

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from sqlane_sa import Queue, Worker
-from sqlane_sa.worker.driver import stop_preparing_behind_pooler
+from sqlane_sa.worker.driver import is_pooled, stop_preparing
 from tests.pgbouncer.pooler import PgBouncer, program
 from tests.support import wait_until
 
@@ -104,8 +104,9 @@ def test_a_session_of_a_pooler_is_known_by_its_process_id(pooler: PgBouncer, dat
     for url, expected in ((pooler.url(database_url), True), (database_url, False)):
         at = sa.make_url(url)
         with psycopg.connect(host=at.host, port=at.port, user=at.username, dbname=at.database) as conn:
-            assert stop_preparing_behind_pooler(conn) is expected
-            assert (conn.prepare_threshold is None) is expected
+            assert is_pooled(conn) is expected
+            stop_preparing(conn)
+            assert is_pooled(conn) is None, "whoever prepares nothing may be behind one that it cannot see"
 
 
 def test_the_worker_prepares_nothing_behind_it(

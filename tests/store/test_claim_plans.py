@@ -59,6 +59,8 @@ def test_pinned_plans_read_no_whole_table(engine: sa.Engine, queue: Queue) -> No
                 "names": "{n}",
                 "priorities": "{0}",
                 "limits": "{3}",
+                "after_times": "{-infinity}",
+                "after_ids": '{""}',
                 "lock_token": "t",
                 "locked_by": "w",
                 "lease_ms": 1,

@@ -71,7 +71,11 @@ def test_arrays_are_cast(name: str) -> None:
     for bind, kind in statement.binds.items():
         if type(kind).__name__ == "Array":
             uses = len(re.findall(rf":{bind}\b", code(statement)))
-            assert uses == len(re.findall(rf"CAST\(:{bind} AS (?:text|integer|bigint)\[\]\)", code(statement))) > 0
+            assert (
+                uses
+                == len(re.findall(rf"CAST\(:{bind} AS (?:text|integer|bigint|timestamptz)\[\]\)", code(statement)))
+                > 0
+            )
 
 
 @pytest.mark.parametrize("name", NAMES)
