@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
 import time
 from contextlib import ExitStack
 from typing import Any
@@ -22,7 +23,7 @@ from sqlane_sa.values.outcome import Completed, Discard, Failed, Outcome, Releas
 from sqlane_sa.values.payload import decode
 from sqlane_sa.worker.context import JobContext, Transaction, only_ours
 from sqlane_sa.worker.deadlines import Deadlines
-from sqlane_sa.worker.fork import children_end_here
+from sqlane_sa.worker.fork import end_if_child
 from sqlane_sa.worker.running import LEASE_LOST, SHUTDOWN, TIMEOUT, RunningJob
 from sqlane_sa.worker.service import first_line
 
@@ -53,6 +54,7 @@ class Execution:
         self._reading = reading
         self._deadlines = deadlines
         self._refused = False
+        self._process = os.getpid()
 
     def run(self, job: RunningJob) -> Outcome | None:
         """Call a `def` handler; None when its own transaction has completed the job, or its lease is over."""
@@ -63,7 +65,7 @@ class Execution:
             if job.definition.transactional:
                 self._run_transactional(job, payload)
                 return None
-            self._call_def(job, payload, JobContext(job, self._queue, self._transaction, self._deadlines))
+            self._call_def(job, payload, None)
         except BaseException as error:
             return self._settle(job, error)
         return self._settle(job, None)
@@ -74,8 +76,7 @@ class Execution:
             return _not_started(job)
         try:
             payload = self._payload(job, job.claimed.payload_text or await asyncio.to_thread(self._text, job))
-            with children_end_here():
-                await self._call(job, payload, JobContext(job, self._queue, self._transaction, self._deadlines))
+            await self._call_async(job, payload)
         except BaseException as error:
             return self._settle(job, error)
         return self._settle(job, None)
@@ -97,17 +98,31 @@ class Execution:
             raise PayloadError("the payload of this job is missing", place="payload")
         return decode(text)
 
-    def _call(self, job: RunningJob, payload: Any, context: JobContext) -> Any:
+    def _call(self, job: RunningJob, payload: Any, context: JobContext | None) -> Any:
         handler = job.definition.handler
         assert handler is not None
-        return handler(payload, context) if job.definition.wants_context else handler(payload)
+        if not job.definition.wants_context:
+            return handler(payload)
+        return handler(payload, context or JobContext(job, self._queue, self._transaction, self._deadlines))
 
-    def _call_def(self, job: RunningJob, payload: Any, context: JobContext) -> None:
-        with children_end_here():
+    def _call_def(self, job: RunningJob, payload: Any, context: JobContext | None) -> None:
+        try:
             result = self._call(job, payload, context)
+        except BaseException as error:
+            end_if_child(self._process, error)
+            raise
+        end_if_child(self._process)
         if result is not None and inspect.iscoroutine(result):
             result.close()
             raise TypeError("the handler returned a coroutine; define it with async def")
+
+    async def _call_async(self, job: RunningJob, payload: Any) -> None:
+        try:
+            await self._call(job, payload, None)
+        except BaseException as error:
+            end_if_child(self._process, error)
+            raise
+        end_if_child(self._process)
 
     def _run_transactional(self, job: RunningJob, payload: Any) -> None:
         with ExitStack() as stack:
@@ -147,12 +162,15 @@ class Execution:
     def _settle(self, job: RunningJob, error: BaseException | None) -> Outcome | None:
         """The outcome, also where the exception that left the handler cannot even be looked at."""
         try:
-            job.expire(time.monotonic())
+            if job.deadline is not None:
+                job.expire(time.monotonic())
             return self._outcome(job, error)
         except BaseException as broken:
             return _attempt_lost(job, broken)
 
     def _outcome(self, job: RunningJob, error: BaseException | None) -> Outcome | None:
+        if error is None and job.cancelled is None:
+            return COMPLETED
         if job.cancelled == LEASE_LOST:
             return None
         if job.cancelled == TIMEOUT:

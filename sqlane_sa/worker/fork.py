@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 log = logging.getLogger("sqlane_sa.worker")
 
 
-@contextmanager
-def children_end_here() -> Iterator[None]:
-    """A child forked within the block does not leave it: it would go on as a second worker that writes the job's result
-    over the first one's connections, or wait for ever and keep them open."""
-    process = os.getpid()
-    try:
-        yield
-    except BaseException as error:
-        if os.getpid() != process:
-            _leave(error)
-        raise
-    if os.getpid() != process:
-        _leave(None)
+def end_if_child(parent: int, error: BaseException | None = None) -> None:
+    """Called where a handler ends, by `error` or without one; `parent` is the process that called it.
+
+    A child that it forked does not go on from here: it would be a second worker that writes the job's result over the
+    first one's connections, or wait for ever and keep them open.
+    """
+    if os.getpid() != parent:
+        _leave(error)
 
 
 def _leave(error: BaseException | None) -> None:

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
-from functools import partial
+from contextvars import Context, copy_context
 from queue import SimpleQueue
 from typing import Any
 
@@ -42,14 +42,16 @@ class Handlers:
         self._idle_threads = 0
         self._threads = 0
         self._event_loop = EventLoop()
+        self._created: list[RunningJob] = []
 
     def submit(self, jobs: Iterable[RunningJob]) -> None:
         """Start these jobs in order, now or as slots come free."""
+        starting: list[RunningJob] = []
         with self._lock:
             self._ready.extend(jobs)
-            free = min(self.concurrency - self.occupied, len(self._ready))
-            starting = [self._ready.popleft() for _ in range(free)]
-            self.occupied += len(starting)
+            while self.occupied < self.concurrency and (job := self._waiting()) is not None:
+                starting.append(job)
+                self.occupied += 1
         self._start(starting)
 
     @property
@@ -67,10 +69,7 @@ class Handlers:
 
     def take_waiting(self) -> list[RunningJob]:
         """The jobs that were not started yet; they will not be."""
-        with self._lock:
-            waiting = list(self._ready)
-            self._ready.clear()
-        return waiting
+        return list(iter(self._waiting, None))
 
     def stop(self) -> None:
         """Let the threads end once they are idle. Handlers that still run are left to themselves."""
@@ -123,10 +122,11 @@ class Handlers:
         return True
 
     def _work(self) -> None:
+        context = copy_context()
         while (first := self._inbox.get()) is not None:
             job: RunningJob | None = first
             while job is not None:
-                outcome = self._run(job)
+                outcome = self._run(job, context.copy())
                 following = self._next()
                 self._jobs.finish(job, outcome)
                 if following is not None and following.definition.is_async:
@@ -136,10 +136,10 @@ class Handlers:
             with self._lock:
                 self._idle_threads += 1
 
-    def _run(self, job: RunningJob) -> Outcome | None:
+    def _run(self, job: RunningJob, context: Context) -> Outcome | None:
         try:
             self._begin(job)
-            return self._execution.run(job)
+            return context.run(self._execution.run, job)
         except BaseException as error:
             return _without_outcome(job, error)
 
@@ -155,17 +155,26 @@ class Handlers:
 
     def _next(self) -> RunningJob | None:
         """The job that takes over the slot, or None, and the slot is free."""
-        with self._lock:
-            if self._ready:
-                return self._ready.popleft()
-            self.occupied -= 1
+        following = self._waiting()
+        if following is None:
+            with self._lock:
+                # Again, for one that was submitted meanwhile: it found no free slot.
+                following = self._waiting()
+                if following is None:
+                    self.occupied -= 1
+        return following
+
+    def _waiting(self) -> RunningJob | None:
+        """Take the first job that waits. In one step, which needs no lock."""
+        try:
+            return self._ready.popleft()
+        except IndexError:
             return None
 
     def _create_tasks(self, jobs: list[RunningJob]) -> None:
         for job in jobs:
-            task = self._event_loop.create_task(self._run_async(job))
-            job.cancel_task = partial(self._event_loop.call, task.cancel)
-            task.add_done_callback(partial(self._leave, job))
+            job.task = self._event_loop.create_task(self._run_async(job))
+        self._look_soon(jobs)
 
     async def _run_async(self, job: RunningJob) -> None:
         try:
@@ -177,14 +186,31 @@ class Handlers:
 
     def _end(self, job: RunningJob, outcome: Outcome | None) -> None:
         following = self._next()
+        self._event_loop.tasks.discard(job.task)
         self._jobs.finish(job, outcome)
-        if following is not None:
-            self._start([following])
+        if following is None:
+            return
+        if following.definition.is_async:
+            self._create_tasks([following])  # this is the event loop's thread
+        else:
+            self._start_in_thread(following)
 
-    def _leave(self, job: RunningJob, task: asyncio.Task[None]) -> None:
-        """A task that somebody cancelled before its first step ends without having run."""
-        if not job.ended:
-            self._end(job, Released(None))
+    def _look_at_created(self) -> None:
+        """A task that somebody cancelled before its first step has ended without having run.
+
+        One look for many: a callback at the end of each task would be a fifth of what a task costs.
+        """
+        created, self._created = self._created, []
+        unstarted = [(job, job.task) for job in created if job.started_at is None and job.task is not None]
+        self._look_soon([job for job, task in unstarted if not task.done()])
+        for job, task in unstarted:
+            if task.done() and not job.ended:
+                self._end(job, Released(None))
+
+    def _look_soon(self, created: list[RunningJob]) -> None:
+        if created and not self._created:
+            self._event_loop.call_soon(self._look_at_created)
+        self._created += created
 
 
 def _without_outcome(job: RunningJob, error: BaseException) -> Outcome:
@@ -200,7 +226,9 @@ class EventLoop:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._context = Context()
+        self.tasks: set[asyncio.Task[None] | None] = set()
+        """Those that have not ended: the loop itself keeps only weak references."""
         self._stopped = False
 
     def call(self, function: Callable[..., object], *args: object) -> None:
@@ -220,11 +248,16 @@ class EventLoop:
         return loop
 
     def create_task(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Called in the loop's thread. With a context of its own: the caller's may be that of another job."""
         assert self._loop is not None
-        task = self._loop.create_task(coroutine)
-        self._tasks.add(task)  # the loop itself keeps only a weak reference
-        task.add_done_callback(self._tasks.discard)
+        task = self._loop.create_task(coroutine, context=self._context.copy())
+        self.tasks.add(task)
         return task
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Called in the loop's thread."""
+        assert self._loop is not None
+        self._loop.call_soon(function, context=self._context)
 
     def stop(self) -> None:
         with self._lock:
@@ -234,11 +267,12 @@ class EventLoop:
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
+        self._context = copy_context()
         while not self._stopped:
             try:
                 loop.run_forever()
             except BaseException:
                 # SystemExit in a task that a handler left behind leaves run_forever; the other tasks go on.
                 log.exception("a task of a handler stopped the event loop; it goes on")
-        if not self._tasks:
+        if not self.tasks:
             loop.close()

@@ -41,13 +41,7 @@ def _in_new_loop(execution: Execution, job: RunningJob) -> Ended:
     """In a thread of its own: this one may have a running loop already. An interrupt here cancels the handler."""
 
     async def run() -> Outcome | None:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
-
-        def cancel() -> None:
-            loop.call_soon_threadsafe(task.cancel)
-
-        job.cancel_task = cancel
+        job.task = asyncio.current_task()
         job.started_at = time.monotonic()
         return await execution.run_async(job)
 

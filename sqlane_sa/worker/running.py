@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from sqlane_sa.values.definition import Definition
@@ -27,7 +27,6 @@ class RunningJob:
 
     __slots__ = (
         "_event",
-        "cancel_task",
         "cancelled",
         "claimed",
         "completing",
@@ -38,6 +37,7 @@ class RunningJob:
         "lease_end",
         "queued_at",
         "started_at",
+        "task",
     )
 
     def __init__(self, claimed: ClaimedJob, definition: Definition, now: float, lease: float) -> None:
@@ -52,7 +52,7 @@ class RunningJob:
         """Whether the handler's own transaction is completing it: then it is neither running nor lost for a moment."""
         self.error: BaseException | None = None
         self.cancelled: str | None = None
-        self.cancel_task: Callable[[], None] | None = None
+        self.task: asyncio.Task[Any] | None = None
         self._event: threading.Event | None = None
 
     # Store operations take any object with these.
@@ -87,8 +87,9 @@ class RunningJob:
             if self._event is not None:
                 self._event.set()
         # A task cancelled before its first step would end without a word; one that starts looks at the reason itself.
-        if self.cancel_task is not None and self.started_at is not None and not self.ended:
-            self.cancel_task()
+        task = self.task
+        if task is not None and self.started_at is not None and not self.ended:
+            task.get_loop().call_soon_threadsafe(task.cancel)
 
     def expire(self, now: float) -> None:
         """Its deadline may have passed unseen: the process was paused, or the timer has not looked yet."""
@@ -132,6 +133,7 @@ class RunningJobs:
         job.error = None
         self.finished.append((job, outcome))
         if self.waiting:
+            self.waiting = False  # once is enough, and it may take a while until the loop gets to run
             self.wake.set()
 
     def mark_timed_out(self, job: RunningJob) -> None:

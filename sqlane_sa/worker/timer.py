@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import logging
 import math
 import threading
@@ -15,11 +13,11 @@ from sqlane_sa.worker.running import LEASE_LOST, TIMEOUT, RunningJob, RunningJob
 log = logging.getLogger("sqlane_sa.worker")
 
 LOOK_INTERVAL = 1.0
-MIN_CLEARED = 64
 
 
 class Timer:
-    """Watches the deadlines of running jobs; one heap for all of them.
+    """Watches the deadlines of running jobs. It looks at all of them, once a second and when the first deadline is
+    over: a job that ends before its deadline costs next to nothing.
 
     When all `slots` are taken by handlers past their timeout, the worker does nothing any more: that is said, once each
     time, to the log and to `on_all_stuck`.
@@ -30,61 +28,54 @@ class Timer:
         self._slots = slots
         self._on_all_stuck = on_all_stuck
         self._said = False
-        self._heap: list[tuple[float, int, RunningJob]] = []
-        self._order = itertools.count()
-        self._lock = threading.Lock()
+        self._next_look = math.inf
         self.wake = threading.Event()
 
     def watch(self, job: RunningJob) -> None:
-        """Called when a job with a timeout starts."""
+        """Called when a job with a timeout starts, with its deadline set."""
         assert job.deadline is not None
-        with self._lock:
-            heapq.heappush(self._heap, (job.deadline, next(self._order), job))
-            self._clear()
-            first = self._heap[0][2] is job
-        if first:
+        if job.deadline < self._next_look:
             self.wake.set()
 
-    def _clear(self) -> None:
-        """Forget jobs that ended long before their deadlines, and their payloads, once they are most of the heap."""
-        if len(self._heap) > max(MIN_CLEARED, 2 * len(self._jobs)):
-            self._heap = [entry for entry in self._heap if not entry[2].ended]
-            heapq.heapify(self._heap)
-
     def run_once(self) -> float:
-        """Cancel what is over its deadline or its lease; seconds until the next look."""
+        """Cancel what is over its deadline or its lease, and wait for the next look."""
         self.wake.clear()
+        # A job that starts during the look may be missed by it: it asks for another one, whatever its deadline.
+        self._next_look = math.inf
         now = time.monotonic()
-        self._cancel_overdue(now)
-        self._look_at_slots()
-        looks = [now + LOOK_INTERVAL, self._cancel_unleased(now)]
-        with self._lock:
-            looks += [entry[0] for entry in self._heap[:1]]
-        self.wake.wait(max(0.0, min(looks) - now))
+        running = [job for job in self._jobs.snapshot() if not job.ended]
+        next_deadline = self._cancel_overdue(running, now)
+        self._look_at_slots(running)
+        self._next_look = min(now + LOOK_INTERVAL, next_deadline, self._cancel_unleased(now))
+        self.wake.wait(max(0.0, self._next_look - now))
         return 0.0
 
-    def _cancel_overdue(self, now: float) -> None:
-        for job in self._overdue(now):
-            if not job.ended and job.cancelled is None:
-                job.cancel(TIMEOUT)
-                self._jobs.mark_timed_out(job)
-                if not job.definition.is_async:
-                    log.warning(
-                        "job %s (%s) is past its timeout of %g s; its slot and keys are held until its handler returns",
-                        job.id,
-                        job.claimed.name,
-                        job.definition.timeout,
-                    )
+    def _cancel_overdue(self, running: list[RunningJob], now: float) -> float:
+        """The first deadline that is not over."""
+        next_deadline = math.inf
+        for job in running:
+            deadline = job.deadline
+            if deadline is None or job.cancelled is not None:
+                continue
+            if deadline > now:
+                next_deadline = min(next_deadline, deadline)
+            else:
+                self._cancel(job)
+        return next_deadline
 
-    def _overdue(self, now: float) -> list[RunningJob]:
-        due = []
-        with self._lock:
-            while self._heap and (self._heap[0][0] <= now or self._heap[0][2].ended):
-                due.append(heapq.heappop(self._heap)[2])
-        return due
+    def _cancel(self, job: RunningJob) -> None:
+        job.cancel(TIMEOUT)
+        self._jobs.mark_timed_out(job)
+        if not job.definition.is_async:
+            log.warning(
+                "job %s (%s) is past its timeout of %g s; its slot and keys are held until its handler returns",
+                job.id,
+                job.claimed.name,
+                job.definition.timeout,
+            )
 
-    def _look_at_slots(self) -> None:
-        stuck = sum(job.cancelled == TIMEOUT and not job.ended for job in self._jobs.snapshot())
+    def _look_at_slots(self, running: list[RunningJob]) -> None:
+        stuck = sum(job.cancelled == TIMEOUT and not job.ended for job in running)
         if stuck < self._slots:
             self._said = False
         elif not self._said:

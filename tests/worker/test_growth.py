@@ -24,7 +24,7 @@ CONCURRENCY = 4
 ROUND = 1_000
 ROUNDS = 3
 SMALL = 100
-"""What a collection may hold at rest, whatever it held after the first round: the timer keeps 64 that have ended."""
+"""So many items of a collection are looked into."""
 PATIENCE = 100.0
 
 
@@ -93,8 +93,8 @@ def test_a_worker_holds_what_it_held_after_the_first_jobs(
             queue.enqueue_many(conn, [queue.new(name_of(n), n) for n in range(done - ROUND, done)])
         wait_until(lambda done=done: len(ran) == done and at_rest(worker), PATIENCE)  # type: ignore[misc]
         held.append(sizes(worker) | processes() | {"running jobs": alive(RunningJob)})
-    assert any(path.endswith("._heap") for path in held[0]), "the collections are somewhere else now"
-    # What keeps each job that failed has half of all by now; the timer keeps those of a moment, and clears by halves.
+    assert any(path.endswith(".jobs.held") for path in held[0]), "the collections are somewhere else now"
+    # What keeps each job that failed has half of all by now.
     grown = {path: (held[0].get(path, 0), n) for path, n in held[-1].items() if n > max(held[0].get(path, 0), ROUND)}
     assert not grown
     assert held[-1]["threads"] == held[0]["threads"]

@@ -1,0 +1,223 @@
+"""What a job costs between its claim and its result: counted, without a database."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from sqlane_sa import JobContext, Queue
+from sqlane_sa.values.job import ClaimedJob
+from sqlane_sa.values.outcome import Completed, Released
+from sqlane_sa.worker import execution
+from sqlane_sa.worker.deadlines import UNLIMITED
+from sqlane_sa.worker.execution import Execution
+from sqlane_sa.worker.handlers import EventLoop, Handlers
+from sqlane_sa.worker.running import RunningJob, RunningJobs
+from sqlane_sa.worker.timer import LOOK_INTERVAL, Timer
+from tests.support import wait_until
+
+CONCURRENCY = 3
+MANY = 200
+
+
+@pytest.fixture
+def jobs() -> RunningJobs:
+    return RunningJobs()
+
+
+@pytest.fixture
+def timer(jobs: RunningJobs) -> Timer:
+    return Timer(jobs, CONCURRENCY)
+
+
+@pytest.fixture
+def handlers(queue: Queue, jobs: RunningJobs, timer: Timer) -> Iterator[Handlers]:
+    nowhere: Any = None
+    made = Handlers(Execution(queue, nowhere, nowhere, UNLIMITED), jobs, CONCURRENCY, timer.watch)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def queue() -> Queue:
+    return Queue()
+
+
+@pytest.fixture
+def submit(queue: Queue, handlers: Handlers, jobs: RunningJobs) -> Callable[..., list[RunningJob]]:
+    """Start a job for each payload text."""
+
+    def start(name: str, texts: list[str]) -> list[RunningJob]:
+        now = datetime.now(UTC)
+        claimed = [
+            ClaimedJob(f"{n}", name, 0, 5, 0, 3, None, None, "token", now, 0.0, 0, now, text)
+            for n, text in enumerate(texts)
+        ]
+        running = [RunningJob(job, queue.definitions[name], time.monotonic(), 60.0) for job in claimed]
+        for job in running:
+            jobs.add(job)
+        handlers.submit(running)
+        return running
+
+    return start
+
+
+def ended(jobs: RunningJobs, number: int) -> list[object]:
+    wait_until(lambda: len(jobs.finished) == number)
+    return [outcome for _, outcome in jobs.finished]
+
+
+VARIABLE: ContextVar[int] = ContextVar("variable", default=0)
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_handlers_context_variables_are_its_own(queue: Queue, submit: Any, jobs: RunningJobs, kind: str) -> None:
+    """Also where the next job takes over its slot, and is started by the one before it."""
+    seen: list[int] = []
+
+    def step(payload: int) -> None:
+        seen.append(VARIABLE.get())
+        VARIABLE.set(payload)
+
+    async def step_async(payload: int) -> None:
+        step(payload)
+        await asyncio.sleep(0)
+
+    queue.job("sets")(step if kind == "def" else step_async)
+    submit("sets", [str(n + 1) for n in range(MANY)])
+    assert ended(jobs, MANY) == [Completed()] * MANY
+    assert seen == [0] * MANY
+
+
+def test_async_jobs_take_over_without_a_call_from_outside(
+    queue: Queue, submit: Any, jobs: RunningJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call into the loop from another thread costs a system call or two: one for a batch."""
+    calls: list[int] = []
+    call = EventLoop.call
+
+    def counted(loop: EventLoop, *args: Any) -> None:
+        calls.append(1)
+        call(loop, *args)
+
+    monkeypatch.setattr(EventLoop, "call", counted)
+
+    @queue.job("quick")
+    async def quick(payload: int) -> None:
+        assert asyncio.current_task() is not None
+
+    submit("quick", [str(n) for n in range(MANY)])
+    ended(jobs, MANY)
+    assert len(calls) == 1
+
+
+def test_tasks_cancelled_before_their_first_steps_end_among_others(
+    queue: Queue, submit: Any, jobs: RunningJobs, handlers: Handlers
+) -> None:
+    """Those that took over a slot too: each is released, no slot is lost, and the look for them misses none."""
+
+    @queue.job("cancels")
+    async def cancels(payload: int) -> None:
+        if payload % 7 == 0:
+            for task in asyncio.all_tasks():
+                if task is not asyncio.current_task():
+                    task.cancel()
+
+    submit("cancels", [str(n) for n in range(MANY)])
+    outcomes = ended(jobs, MANY)
+    assert outcomes.count(Completed()) + outcomes.count(Released(None)) == MANY
+    assert Released(None) in outcomes
+    wait_until(lambda: handlers.active == 0)
+    wait_until(lambda: not handlers._event_loop.tasks)
+
+
+def test_a_context_is_made_for_handlers_that_take_one(
+    queue: Queue, submit: Any, jobs: RunningJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    class Counted(JobContext):
+        def __init__(self, running: RunningJob, *args: Any) -> None:
+            made.append(running.claimed.name)
+            super().__init__(running, *args)
+
+    monkeypatch.setattr(execution, "JobContext", Counted)
+    queue.job("without")(lambda payload: None)
+    queue.job("with")(lambda payload, ctx: None)
+    submit("without", ["1"] * 5)
+    submit("with", ["1"] * 5)
+    ended(jobs, 10)
+    assert made == ["with"] * 5
+
+
+def test_jobs_handed_back_are_not_started(queue: Queue, submit: Any, jobs: RunningJobs, handlers: Handlers) -> None:
+    """While handlers take the next ones over, which needs no lock: each job goes one way."""
+    started: list[int] = []
+    queue.job("quick")(started.append)
+    back: list[RunningJob] = []
+    submit("quick", [str(n) for n in range(20 * MANY)])
+    while handlers.active:
+        back += handlers.take_waiting()
+    wait_until(lambda: len(jobs.finished) + len(back) == 20 * MANY)
+    assert sorted([*started, *(int(job.claimed.payload_text or "") for job in back)]) == list(range(20 * MANY))
+
+
+def test_the_timer_is_woken_for_an_earlier_deadline_only(queue: Queue, submit: Any, jobs: RunningJobs) -> None:
+    """A set event costs a look at all jobs."""
+    go = threading.Event()
+
+    def wait(payload: int) -> None:
+        assert go.wait(20)
+
+    queue.job("long", timeout=3600)(wait)
+    queue.job("short", timeout=LOOK_INTERVAL / 2)(wait)
+    (long,) = submit("long", ["1"])
+    timer = Timer(jobs, CONCURRENCY)
+    wait_until(lambda: long.deadline is not None)
+    timer.wake.set = lambda: None  # type: ignore[method-assign]
+    timer.wake.wait = lambda timeout: timeout is not None  # type: ignore[method-assign]
+    timer.run_once()
+    woken: list[RunningJob] = []
+    timer.wake.set = lambda: woken.append(long)  # type: ignore[method-assign]
+    timer.watch(long)
+    assert woken == []
+    (short,) = submit("short", ["1"])
+    wait_until(lambda: short.deadline is not None)
+    timer.watch(short)
+    assert len(woken) == 1
+    go.set()
+    ended(jobs, 2)
+
+
+def test_a_job_that_starts_during_the_timers_look_is_not_missed(
+    queue: Queue, submit: Any, jobs: RunningJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+
+    @queue.job("short", timeout=60)
+    def wait(payload: int) -> None:
+        assert go.wait(20)
+
+    timer = Timer(jobs, CONCURRENCY)
+    monkeypatch.setattr(timer.wake, "wait", lambda timeout: None)
+    timer.run_once()  # nothing runs: the next look is in a while
+    look = timer._look_at_slots
+
+    def start_meanwhile(running: list[RunningJob]) -> None:
+        (job,) = submit("short", ["1"])
+        wait_until(lambda: job.deadline is not None)
+        timer.watch(job)
+        look(running)
+
+    monkeypatch.setattr(timer, "_look_at_slots", start_meanwhile)
+    timer.run_once()
+    assert timer.wake.is_set()
+    go.set()
+    ended(jobs, 1)
