@@ -17,13 +17,13 @@ from sqlane_sa.queue import Queue
 from sqlane_sa.values.errors import AutocommitError, DefinitionError, HandleError, shown
 from sqlane_sa.values.ids import new_id
 from sqlane_sa.values.outcome import Completed, Failed, Outcome, Released, Retried
-from sqlane_sa.worker.context import read_committed
 from sqlane_sa.worker.deadlines import UNLIMITED
 from sqlane_sa.worker.execution import Execution
 from sqlane_sa.worker.inline import call
 from sqlane_sa.worker.options import served
 from sqlane_sa.worker.outcomes import write
 from sqlane_sa.worker.running import RunningJob
+from sqlane_sa.worker.transactions import read_committed
 
 LEASE = 3600.0
 BATCH = 100

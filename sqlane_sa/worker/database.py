@@ -11,9 +11,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from sqlalchemy import Connection, Engine, event
-from sqlalchemy.engine.base import OptionEngine
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.pool import NullPool, Pool, QueuePool
+from sqlalchemy.pool import NullPool, Pool
 
 from sqlane_sa import store
 from sqlane_sa.worker.deadlines import Deadlines
@@ -138,37 +137,6 @@ def _listeners_copied(engine: Engine) -> Iterator[None]:
         if isinstance(known.listeners, deque):
             known.listeners = known.listeners.copy()
         yield
-
-
-class HandlerEngine(OptionEngine):
-    """The application's engine, events and options included, with a pool as large as the worker's concurrency.
-
-    What transactional handlers run in: from the application's pool, which need not be as large, they would be refused
-    a connection after its timeout, or open and close one for each job. A connection is tried before it is used, for one
-    that broke while it was idle must not cost a job an attempt. A NullPool stays one: something else pools.
-    """
-
-    pool: Pool = None  # type: ignore[assignment]  # in place of the property that finds the application's
-
-    def __init__(self, engine: Engine, connector: Connector, concurrency: int) -> None:
-        super().__init__(engine, {})
-        self.pool = _like(engine.pool, connector, concurrency)
-
-
-def _like(old: Pool, connector: Connector, size: int) -> Pool:
-    if not isinstance(old, QueuePool):
-        return connector.followed(NullPool(connector, dialect=old._dialect, _dispatch=old.dispatch))
-    pool = QueuePool(
-        connector,
-        pool_size=size,
-        max_overflow=-1,
-        recycle=old._recycle,
-        pre_ping=True,
-        reset_on_return=old._reset_on_return,
-        dialect=old._dialect,
-        _dispatch=old.dispatch,
-    )
-    return connector.followed(pool)
 
 
 class Database:

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import logging
 import math
-import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from os import dup
+from os import close, dup
+from types import TracebackType
 from typing import Any
 
 from sqlalchemy import Connection
 
-from sqlane_sa.worker.driver import file_number
+from sqlane_sa.worker.driver import file_number, is_readable
 
 log = logging.getLogger("sqlane_sa.worker")
 
@@ -41,36 +39,65 @@ def deadline_for(lease: float) -> float:
 class Call:
     """A wait for the database that ends at `until` (monotonic seconds) at the latest."""
 
-    __slots__ = ("_socket", "until")
+    __slots__ = ("_number", "until")
 
     def __init__(self, until: float) -> None:
         self.until = until
-        self._socket: socket.socket | None = None
+        self._number: int | None = None
 
     def watch(self, driver_connection: Any) -> None:
         """Watch a connection's socket. By a number of its own: that of a closed connection may be somebody else's."""
         number = file_number(driver_connection)
-        if number is not None and self._socket is None:
-            self._socket = socket.socket(fileno=dup(number))
+        if number is not None and self._number is None:
+            self._number = dup(number)
 
     def replied(self) -> bool:
         """Whether something has arrived that this process has not read yet."""
-        if self._socket is None:
-            return False
-        poll = select.poll()  # select.select ends at file number 1023
-        poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(0))
+        return self._number is not None and is_readable(self._number)
 
     def cut(self) -> None:
-        if self._socket is not None:
+        if self._number is not None:
+            watched = socket.socket(fileno=self._number)
             try:
-                self._socket.shutdown(socket.SHUT_RDWR)
+                watched.shutdown(socket.SHUT_RDWR)
             except OSError:
                 log.debug("a call past its deadline had lost its connection already")
+            finally:
+                watched.detach()
 
     def close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
+        if self._number is not None:
+            close(self._number)
+
+
+class Limit:
+    """The context in which a call ends by the deadline."""
+
+    __slots__ = ("_call", "_conn", "_deadlines", "_outer")
+
+    def __init__(self, deadlines: Deadlines, conn: Connection | None) -> None:
+        self._deadlines = deadlines
+        self._conn = conn
+        self._outer: Call | None = None
+
+    def __enter__(self) -> Call:
+        deadlines = self._deadlines
+        self._call = call = Call(time.monotonic() + deadlines.seconds)
+        if deadlines.seconds != math.inf:
+            self._outer = deadlines.begin(call)
+            if self._conn is not None:
+                try:
+                    deadlines.watch(self._conn)
+                except BaseException:
+                    deadlines.end(call, self._outer)
+                    raise
+        return call
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._deadlines.seconds != math.inf:
+            self._deadlines.end(self._call, self._outer)
 
 
 class Deadlines:
@@ -83,26 +110,23 @@ class Deadlines:
         self._here = threading.local()
         self._stopped = threading.Event()
 
-    @contextmanager
-    def limit(self, conn: Connection | None = None) -> Iterator[Call]:
+    def limit(self, conn: Connection | None = None) -> Limit:
         """Within, calls on `conn`, or on the connection that is opened here, end by the deadline."""
-        call = Call(time.monotonic() + self.seconds)
-        if self.seconds == math.inf:
-            yield call
-            return
+        return Limit(self, conn)
+
+    def begin(self, call: Call) -> Call | None:
+        """This thread is in `call` from now on; in which one it was."""
         outer, self._here.call = self.here, call
         with self._lock:
             self._calls.add(call)
-        try:
-            if conn is not None:
-                self.watch(conn)
-            yield call
-        finally:
-            self._here.call = outer
-            # Under the lock: the number must not become another file's while the watch shuts it.
-            with self._lock:
-                self._calls.discard(call)
-                call.close()
+        return outer
+
+    def end(self, call: Call, outer: Call | None) -> None:
+        self._here.call = outer
+        # Under the lock: the number must not become another file's while the watch shuts it.
+        with self._lock:
+            self._calls.discard(call)
+            call.close()
 
     @property
     def here(self) -> Call | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import time
 from typing import Any, NamedTuple
@@ -51,6 +52,19 @@ def file_number(driver_connection: Any) -> int | None:
         return int(driver_connection._usock.fileno())  # pg8000
     except Exception:  # each driver has errors of its own for a closed connection
         return None
+
+
+def has_arrived(driver_connection: Any) -> bool:
+    """Whether there is something to read from the server, or the end of the connection; True where the driver does not
+    tell."""
+    number = file_number(driver_connection)
+    return number is None or is_readable(number)
+
+
+def is_readable(file_number: int) -> bool:
+    poll = select.poll()  # select.select ends at file number 1023
+    poll.register(file_number, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 class Session(NamedTuple):

@@ -21,11 +21,12 @@ from sqlane_sa.values.errors import AttemptsExhaustedError, HandlerExitError, Jo
 from sqlane_sa.values.failure import describe_error
 from sqlane_sa.values.outcome import Completed, Discard, Failed, Outcome, Released, Retried, Retry, Snooze
 from sqlane_sa.values.payload import decode
-from sqlane_sa.worker.context import JobContext, Transaction, only_ours
+from sqlane_sa.worker.context import JobContext
 from sqlane_sa.worker.deadlines import Deadlines
 from sqlane_sa.worker.fork import end_if_child
 from sqlane_sa.worker.running import LEASE_LOST, SHUTDOWN, TIMEOUT, RunningJob
 from sqlane_sa.worker.service import first_line
+from sqlane_sa.worker.transactions import Transaction, only_ours
 
 log = logging.getLogger("sqlane_sa.worker")
 

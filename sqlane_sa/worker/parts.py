@@ -15,11 +15,11 @@ from sqlane_sa.queue import Queue
 from sqlane_sa.sqlstate import is_unreachable
 from sqlane_sa.values.errors import SqlaneError
 from sqlane_sa.values.outcome import Released
-from sqlane_sa.worker.context import read_committed
-from sqlane_sa.worker.database import Connector, HandlerEngine
+from sqlane_sa.worker.database import Connector
 from sqlane_sa.worker.deadlines import Deadlines, deadline_for
 from sqlane_sa.worker.driver import can_listen
 from sqlane_sa.worker.execution import Execution
+from sqlane_sa.worker.handler_engine import HandlerEngine
 from sqlane_sa.worker.handlers import Handlers
 from sqlane_sa.worker.heartbeat import Heartbeat
 from sqlane_sa.worker.listener import Listener
@@ -29,6 +29,7 @@ from sqlane_sa.worker.running import SHUTDOWN, RunningJobs
 from sqlane_sa.worker.service import Service, first_line
 from sqlane_sa.worker.sweeper import Sweeper
 from sqlane_sa.worker.timer import Timer
+from sqlane_sa.worker.transactions import read_committed
 
 log = logging.getLogger("sqlane_sa.worker")
 

@@ -14,9 +14,9 @@ import pytest
 import sqlalchemy as sa
 
 from sqlane_sa import JobContext, Queue
-from sqlane_sa.worker.context import read_committed
 from sqlane_sa.worker.database import Connector, Database
 from sqlane_sa.worker.deadlines import LONGEST, SHORTEST, Call, Deadlines, deadline_for
+from sqlane_sa.worker.transactions import read_committed
 from tests.support import wait_until, with_driver
 
 SLEEP = sa.text("SELECT pg_sleep(100)")

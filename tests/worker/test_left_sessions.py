@@ -13,10 +13,11 @@ import pytest
 import sqlalchemy as sa
 
 from sqlane_sa import store
-from sqlane_sa.worker.context import read_committed
-from sqlane_sa.worker.database import Connector, Database, HandlerEngine
+from sqlane_sa.worker.database import Connector, Database
 from sqlane_sa.worker.deadlines import UNLIMITED
 from sqlane_sa.worker.driver import Session
+from sqlane_sa.worker.handler_engine import HandlerEngine
+from sqlane_sa.worker.transactions import read_committed
 from tests.support import wait_until
 
 Sql = Callable[..., list[Any]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -308,3 +309,63 @@ def test_sessions_from_a_read_only_period_are_not_used_again(
     wait_until(lambda: job(id_).status == "completed")
     assert effects() == ["mine"]
     assert len(pids) == 2
+
+
+def test_what_a_transactional_job_costs(
+    queue: Queue, enqueue: Any, job: Read, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other: a begin, the completion and a commit each; a connection is not tried between them. Listeners
+    of the application's hear of each checkout."""
+    on, counts = sa.create_engine(database_url), Counter[str]()
+
+    def count(kind: str) -> Callable[..., None]:
+        def counted(*_: Any) -> None:
+            counts[kind] += threading.current_thread().name.startswith("sqlane-handler")
+
+        return counted
+
+    for kind in ("begin", "before_cursor_execute", "commit", "rollback", "checkout", "connect"):
+        sa.event.listen(on, kind, count(kind))
+    ping = on.dialect.do_ping
+    monkeypatch.setattr(on.dialect, "do_ping", lambda connection: (count("ping")(), ping(connection))[1])
+    monkeypatch.setattr("sqlane_sa.worker.handler_engine.TRUSTED", 3600.0)
+    queue.job("write", transactional=True)(lambda payload: None)
+    ids = [enqueue("write") for _ in range(30)]
+    with Worker(on, queue, **SHORT | {"lease": 60.0, "concurrency": 1}):
+        wait_until(lambda: {job(id_).status for id_ in ids} == {"completed"})
+    on.dispose()
+    assert counts.pop("connect") == 1
+    assert counts == {"begin": 30, "before_cursor_execute": 30, "commit": 30, "checkout": 30}
+
+
+def test_an_idle_connection_is_tried(
+    queue: Queue, run: Any, enqueue: Any, job: Read, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pings: list[int] = []
+    ping = engine.dialect.do_ping
+    monkeypatch.setattr(engine.dialect, "do_ping", lambda connection: (pings.append(1), ping(connection))[1])
+    monkeypatch.setattr("sqlane_sa.worker.handler_engine.TRUSTED", 0.0)
+    queue.job("write", transactional=True)(lambda payload: None)
+    ids = [enqueue("write") for _ in range(5)]
+    run(concurrency=1)
+    assert {job(id_).status for id_ in ids} == {"completed"}
+    assert len(pings) == 4
+
+
+def test_a_connection_that_breaks_right_after_its_use_costs_no_attempt(
+    queue: Queue, work: Any, enqueue: Any, job: Read, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not asked whether it is there, but it is seen that it is not."""
+    monkeypatch.setattr("sqlane_sa.worker.handler_engine.TRUSTED", 3600.0)
+    pids: list[int] = []
+
+    @queue.job("write", transactional=True, max_attempts=1)
+    def handler(payload: Any, ctx: JobContext) -> None:
+        pids.append(ctx.connection.scalar(sa.text("SELECT pg_backend_pid()")) or 0)
+
+    work()
+    for _ in range(3):
+        id_ = enqueue("write")
+        wait_until(lambda: job(id_).status == "completed")  # noqa: B023
+        sql("SELECT pg_terminate_backend(:pid, 10000)", pid=pids[-1])
+    assert len(set(pids)) == 3

@@ -1,0 +1,99 @@
+"""The engine that transactional handlers run in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.engine.base import OptionEngine
+from sqlalchemy.pool import ConnectionPoolEntry, NullPool, Pool, QueuePool
+
+from sqlane_sa.worker.database import Connector
+from sqlane_sa.worker.driver import has_arrived
+
+USED = "sqlane_used"
+TRUSTED = 1.0
+"""Seconds for which a connection that was in use is not tried before the next."""
+
+
+class HandlerEngine(OptionEngine):
+    """The application's engine, events and options included, with a pool as large as the worker's concurrency, and its
+    connections at READ COMMITTED.
+
+    What transactional handlers run in: from the application's pool, which need not be as large, they would be refused
+    a connection after its timeout, or open and close one for each job. A NullPool stays one: something else pools.
+    """
+
+    pool: Pool = None  # type: ignore[assignment]  # in place of the property that finds the application's
+
+    def __init__(self, engine: Engine, connector: Connector, concurrency: int) -> None:
+        super().__init__(engine, {})
+        self.pool = _like(engine.pool, connector, concurrency)
+        self._on_commit: dict[Connection, Callable[[Connection], None]] = {}
+        # Once, and not for each job on its connection: SQLAlchemy builds classes of listeners then.
+        event.listen(self, "commit", self._commits)
+
+    @contextmanager
+    def on_commit(self, conn: Connection, function: Callable[[Connection], None]) -> Iterator[None]:
+        """Within, a commit of `conn` calls the function first."""
+        self._on_commit[conn] = function
+        try:
+            yield
+        finally:
+            del self._on_commit[conn]
+
+    def _commits(self, conn: Connection) -> None:
+        function = self._on_commit.get(conn)
+        if function is not None:
+            function(conn)
+
+
+class HandlerPool(QueuePool):
+    """Tries a connection before it is used, for one that broke while it was idle must not cost a job an attempt; but
+    not one that was in use just now and has nothing to say. What the server sends last, and the end of a connection
+    that it closes, can be seen without asking it."""
+
+    def _do_get(self) -> ConnectionPoolEntry:
+        record: Any = super()._do_get()
+        used = record.info.get(USED)
+        if used is not None and record.dbapi_connection is not None and time.monotonic() - used < TRUSTED:
+            record.fresh = not has_arrived(record.dbapi_connection)
+        return record  # type: ignore[no-any-return]
+
+    def _do_return_conn(self, record: ConnectionPoolEntry) -> None:
+        record.info[USED] = time.monotonic()
+        super()._do_return_conn(record)
+
+
+def _like(old: Pool, connector: Connector, size: int) -> Pool:
+    pool: Pool
+    if isinstance(old, QueuePool):
+        pool = HandlerPool(
+            connector,
+            pool_size=size,
+            max_overflow=-1,
+            recycle=old._recycle,
+            pre_ping=True,
+            use_lifo=True,
+            reset_on_return=old._reset_on_return,
+            dialect=old._dialect,
+            _dispatch=old.dispatch,
+        )
+    else:
+        pool = NullPool(connector, dialect=old._dialect, _dispatch=old.dispatch)
+    connector.followed(pool)
+    # Last: the application's listeners, and what they may have begun, come before it.
+    event.listen(pool, "checkout", _pin_isolation(old))
+    return pool
+
+
+def _pin_isolation(pool: Pool) -> Callable[[Any, Any, Any], None]:
+    dialect: Any = pool._dialect
+
+    def pin(connection: Any, record: Any, proxy: Any) -> None:
+        dialect.set_isolation_level(connection, "READ COMMITTED")
+
+    return pin
