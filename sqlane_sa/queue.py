@@ -19,10 +19,8 @@ from sqlane_sa.values.checks import (
     check_priority,
     check_run_at,
     checked,
-    mark_checked,
 )
 from sqlane_sa.values.definition import Definition
-from sqlane_sa.values.duration import to_ms
 from sqlane_sa.values.errors import (
     DefinitionError,
     DuplicateDefinitionError,
@@ -31,7 +29,7 @@ from sqlane_sa.values.errors import (
     shown,
 )
 from sqlane_sa.values.health import Health
-from sqlane_sa.values.job import Enqueued, FailedJob, Job, NameStats, NewJob
+from sqlane_sa.values.job import Enqueued, FailedJob, Job, NameStats, NewJob, checked_job
 from sqlane_sa.values.options import DefinitionOptions, JobOptions, check_options
 from sqlane_sa.values.payload import encode
 from sqlane_sa.values.reaction import reaction_payload
@@ -123,21 +121,20 @@ class Queue:
         definition = self.definition(name)
         text = encode(payload)
         keys = definition.keys_for(payload) if mutex_keys is None else check_keys(mutex_keys, "mutex_keys")
-        job = NewJob(
-            id=None if id is None else check_id(id),
-            name=definition.name,
-            payload=text,
-            priority=definition.priority if priority is None else check_priority(priority),
-            run_at=check_run_at(run_at, delay),
-            delay_ms=check_delay(delay),
-            mutex_keys=keys,
-            max_attempts=definition.max_attempts if max_attempts is None else check_max_attempts(max_attempts),
-            max_stalls=definition.max_stalls,
-            failure_job=definition.failure_job,
-            completed_retention_ms=_retention_ms(definition.completed_retention),
-            failed_retention_ms=_retention_ms(definition.failed_retention),
+        return checked_job(
+            None if id is None else check_id(id),
+            definition.name,
+            text,
+            definition.priority if priority is None else check_priority(priority),
+            None if run_at is None else check_run_at(run_at, delay),
+            0 if delay is None else check_delay(delay),
+            keys,
+            definition.max_attempts if max_attempts is None else check_max_attempts(max_attempts),
+            definition.max_stalls,
+            definition.failure_job,
+            definition.completed_retention_ms,
+            definition.failed_retention_ms,
         )
-        return mark_checked(job)
 
     def enqueue(self, on: Any, name: str, payload: Any = None, **options: Unpack[JobOptions]) -> Enqueued:
         """Write one job in the transaction of `on`, a Session, scoped_session or Connection.
@@ -270,7 +267,3 @@ def _iterator(jobs: Iterable[NewJob]) -> Iterator[NewJob]:
     except TypeError as error:
         message = f"is {type(jobs).__name__}; give an iterable of queue.new(...)"
         raise InvalidJobError(message, place="jobs", value=jobs) from error
-
-
-def _retention_ms(retention: float | None) -> int | None:
-    return None if retention is None else to_ms(retention)

@@ -6,6 +6,7 @@ The DDL itself lives in the Alembic revisions, with the storage parameters; a te
 from __future__ import annotations
 
 import hashlib
+from functools import cached_property
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,6 +16,9 @@ from sqlane_sa.values.errors import DefinitionError
 
 MAX_IDENTIFIER_BYTES = 63
 """PostgreSQL cuts longer identifiers silently (NAMEDATALEN - 1)."""
+
+REVISION = "sqlane_0001"
+"""The packaged revision that makes these tables: what a database is at that this code can work on."""
 
 STATUSES = ("pending", "running", "completed", "failed")
 MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
@@ -60,7 +64,7 @@ class Tables:
         self.rendered: dict[Any, Any] = {}
         self._check_lengths()
 
-    @property
+    @cached_property
     def channel(self) -> str:
         """The NOTIFY channel: a digest, because prefix and schema together may pass the 63 bytes of a channel name."""
         place = f"{self.schema or ''}\0{self.prefix}".encode()

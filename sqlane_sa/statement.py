@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     Boolean,
+    Connection,
     Dialect,
     Integer,
     SmallInteger,
@@ -30,7 +31,15 @@ Types = Mapping[str, TypeEngine[Any]]
 
 def array_literal(items: Iterable[str | int | None]) -> str:
     """The text form of a PostgreSQL array."""
-    return "{" + ",".join(["NULL" if item is None else _quoted(item) for item in items]) + "}"
+    items = tuple(items)
+    try:
+        # All at once, marked off by what no text in PostgreSQL holds: a call for each item takes five times as long.
+        joined = "\0".join(items)  # type: ignore[arg-type]
+    except TypeError:  # integers or None among them
+        joined = ""
+    if joined.count("\0") != len(items) - 1 or not joined:
+        return "{" + ",".join(["NULL" if item is None else _quoted(item) for item in items]) + "}"
+    return '{"' + joined.replace("\\", "\\\\").replace('"', '\\"').replace("\0", '","') + '"}'
 
 
 def _quoted(item: str | int) -> str:
@@ -52,8 +61,9 @@ class Array(TypeDecorator[Sequence[Any]]):
         if value is None:
             return None
         literal = array_literal(value)
-        # A lone surrogate is refused here: on its way out it would leave pg8000 out of step with the server.
-        literal.encode()
+        if not literal.isascii():
+            # A lone surrogate is refused here: on its way out it would leave pg8000 out of step with the server.
+            literal.encode()
         return literal
 
 
@@ -66,7 +76,7 @@ TEXTS: TypeEngine[Sequence[str]] = Array()
 INTS: TypeEngine[Sequence[int]] = Array()
 BIGS: TypeEngine[Sequence[int]] = Array()
 
-_TABLE = re.compile(r"\{(jobs|payloads|mutexes|waits|sleepers)\}")
+_TABLE = re.compile(r"\{(jobs|payloads|mutexes|waits|sleepers|version)\}")
 
 # A dialect that does not double percent signs: text() doubles them for the drivers that need it.
 _preparer = PGDialect(paramstyle="named").identifier_preparer  # type: ignore[no-untyped-call]
@@ -86,8 +96,9 @@ def qualified(name: str, tables: Tables) -> str:
 class Statement:
     """One statement of the store.
 
-    `{jobs}`, `{payloads}`, `{mutexes}`, `{waits}` and `{sleepers}` in the SQL stand for the queue's tables. `columns`
-    names and types what comes back, so that neither the order of the SELECT list nor a new column swaps values.
+    `{jobs}`, `{payloads}`, `{mutexes}`, `{waits}`, `{sleepers}` and `{version}` in the SQL are the tables of the queue.
+    `columns` names and types what comes back, so that neither the order of the SELECT list nor a new column swaps
+    values.
     """
 
     def __init__(self, sql: str, binds: Types, columns: Types | None = None) -> None:
@@ -97,11 +108,26 @@ class Statement:
 
     def on(self, tables: Tables) -> TextClause | TextualSelect:
         """The statement for these tables: rendered at the first call, the same object ever after."""
-        rendered: dict[Statement, TextClause | TextualSelect] = tables.rendered
-        statement = rendered.get(self)
+        statement: TextClause | TextualSelect | None = tables.rendered.get(self)
         if statement is None:
-            statement = rendered[self] = self._render(tables)
+            statement = tables.rendered[self] = self._render(tables)
         return statement
+
+    def write(self, conn: Connection, tables: Tables, parameters: Mapping[str, Any]) -> None:
+        """Execute it as the driver's own SQL: in half of the time that SQLAlchemy takes to bind a dozen values.
+
+        For statements that return no rows and whose binds are strings and integers, which every driver takes as they
+        are.
+        """
+        dialect = conn.dialect
+        key = (self, type(dialect), dialect.paramstyle)
+        ready: tuple[str, tuple[str, ...] | None] | None = tables.rendered.get(key)
+        if ready is None:
+            compiled = self.on(tables).compile(dialect=dialect)
+            order = None if compiled.positiontup is None else tuple(compiled.positiontup)
+            ready = tables.rendered[key] = (str(compiled), order)
+        sql, order = ready
+        conn.exec_driver_sql(sql, parameters if order is None else tuple([parameters[name] for name in order]))
 
     def _render(self, tables: Tables) -> TextClause | TextualSelect:
         def name(found: re.Match[str]) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Connection
 
 from sqlane_sa.schema import Tables
 from sqlane_sa.statement import BIGS, INTS, TEXT, TEXTS, Statement, Types, array_literal
+from sqlane_sa.store.insert_one import insert_one, utc
 from sqlane_sa.values.ids import new_ids
 from sqlane_sa.values.job import Enqueued, NewJob
 
@@ -96,6 +96,8 @@ def insert_jobs(conn: Connection, /, tables: Tables, *, jobs: Iterable[NewJob]) 
     already existed (it is left as it is). Jobs without an id get monotonic ULIDs in input order.
     """
     given = list(jobs)
+    if len(given) == 1 and given[0].id is None:
+        return [Enqueued(insert_one(conn, tables, given[0]), True)]
     # Known ids in one order, so that two batches of the same ids wait for each other and do not deadlock.
     order = sorted(range(len(given)), key=lambda index: given[index].id or "")
     inserted: list[Enqueued] = []
@@ -137,7 +139,7 @@ def _parameters(tables: Tables, ids: list[str], jobs: Sequence[NewJob]) -> dict[
         "names": [job.name for job in jobs],
         "payloads": [job.payload for job in jobs],
         "priorities": [job.priority for job in jobs],
-        "run_ats": [_utc(job.run_at) for job in jobs],
+        "run_ats": [utc(job.run_at) for job in jobs],
         "delays_ms": [job.delay_ms for job in jobs],
         # As literals: unnest() would flatten an array of arrays.
         "mutex_keys": [array_literal(dict.fromkeys(job.mutex_keys)) if job.mutex_keys else None for job in jobs],
@@ -148,8 +150,3 @@ def _parameters(tables: Tables, ids: list[str], jobs: Sequence[NewJob]) -> dict[
         "failed_retentions_ms": [job.failed_retention_ms for job in jobs],
         "channel": tables.channel,
     }
-
-
-def _utc(moment: datetime | None) -> str | None:
-    """With its offset in the text, the instant depends on no session setting and on no driver's time zones."""
-    return None if moment is None else moment.astimezone(UTC).isoformat()

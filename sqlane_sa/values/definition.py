@@ -10,7 +10,7 @@ from typing import Any, Self
 from sqlane_sa.values.backoff import DEFAULT_BACKOFF
 from sqlane_sa.values.callables import accepts, is_async, is_generator, takes_context
 from sqlane_sa.values.checks import MAX_COUNT, MAX_PRIORITY, MIN_PRIORITY
-from sqlane_sa.values.duration import definition_error, seconds
+from sqlane_sa.values.duration import definition_error, seconds, to_ms
 from sqlane_sa.values.errors import DefinitionError, InvalidJobError, shown
 from sqlane_sa.values.options import Keys
 from sqlane_sa.values.text import NAME_CHARS, check_keys, check_text
@@ -40,6 +40,8 @@ class Definition:
     """Whether the handler is an `async def`; found once, for looking at a signature costs more than running a job."""
     wants_context: bool = field(init=False, repr=False, compare=False, default=False)
     """Whether the handler takes the context after the payload."""
+    completed_retention_ms: int | None = field(init=False, repr=False, compare=False, default=None)
+    failed_retention_ms: int | None = field(init=False, repr=False, compare=False, default=None)
 
     @classmethod
     def build(cls, name: str, handler: Callable[..., Any] | None = None, **options: Any) -> Self:
@@ -53,7 +55,9 @@ class Definition:
         self._set("priority", _integer(self.priority, "priority", MIN_PRIORITY, MAX_PRIORITY))
         self._set("timeout", _timeout(self.timeout))
         for option in ("completed_retention", "failed_retention"):
-            self._set(option, _retention(getattr(self, option), option))
+            kept = _retention(getattr(self, option), option)
+            self._set(option, kept)
+            self._set(option + "_ms", None if kept is None else to_ms(kept))
         self._set("failure_job", _failure_job(self.failure_job, self.name))
         self._set("mutex_keys", _mutex_keys(self.mutex_keys))
         _check_backoff(self.backoff)

@@ -6,14 +6,20 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-from ulid import ULID, ULIDGenerator
-from ulid.base32 import ENCODE
+if TYPE_CHECKING:
+    from ulid import ULIDGenerator
 
+_TIME_BITS = 48
 _RANDOM_BITS = 80
 _TAIL_BITS = 20
-_TAIL_CHARS = 4
-_PAIRS = [a + b for a in ENCODE for b in ENCODE]
+_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
+_PAIR_BITS = 10
+_HEAD_SHIFTS = range(_TIME_BITS + _RANDOM_BITS - 8, _TAIL_BITS - 1, -_PAIR_BITS)
+"""A text has 130 bits, two of them before the first of the value."""
 
 
 def new_id() -> str:
@@ -37,6 +43,14 @@ class _Runs:
         self._ms = -1
         self._next = 0
 
+    def go_on(self, timestamp: int) -> int | None:
+        """The first of `count` values right after the last run, while the millisecond and its values last."""
+        first = self._next
+        if timestamp != self._ms or first + self.count > 1 << _RANDOM_BITS:
+            return None
+        self._next = first + self.count
+        return timestamp << _RANDOM_BITS | first
+
     def resolve_randomness(self, timestamp: int, randomness_source: Callable[[int], bytes]) -> bytes:
         fresh = timestamp != self._ms
         first = int.from_bytes(randomness_source(timestamp), "big") if fresh else self._next
@@ -53,13 +67,21 @@ class _Source:
         self.ms = not_before_ms
         self._lock = threading.Lock()
         self._runs = _Runs()
-        self._generator = ULIDGenerator(clock=self._clock, policy=self._runs)
+
+    @cached_property
+    def _generator(self) -> ULIDGenerator:
+        from ulid import ULIDGenerator  # takes longer to load than all of this package's values
+
+        return ULIDGenerator(clock=self._clock, policy=self._runs)
 
     def take(self, count: int) -> int:
         """The first of `count` consecutive values that are now the caller's."""
         with self._lock:
             self._runs.count = count
             while True:
+                following = self._runs.go_on(self._clock())
+                if following is not None:
+                    return following
                 try:
                     return int(self._generator.generate())
                 except OverflowError:  # the randomness of this millisecond is used up
@@ -77,8 +99,8 @@ def _texts(first: int, count: int) -> list[str]:
     while count > 0:
         low = first & ((1 << _TAIL_BITS) - 1)
         size = min(count, (1 << _TAIL_BITS) - low)
-        head = str(ULID.from_int(first))[:-_TAIL_CHARS]
-        texts += [head + _PAIRS[tail >> 10] + _PAIRS[tail & 1023] for tail in range(low, low + size)]
+        head = "".join([_PAIRS[first >> shift & 1023] for shift in _HEAD_SHIFTS])
+        texts += [head + _PAIRS[tail >> _PAIR_BITS] + _PAIRS[tail & 1023] for tail in range(low, low + size)]
         first += size
         count -= size
     return texts

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import date, time, timedelta
 from enum import Enum
 from typing import Any
@@ -28,8 +28,25 @@ _BIG = 10**MAX_DIGITS
 _SMALL = 10**18
 _PLAIN = frozenset((bool, type(None)))
 
+_SHORT = 1000
+"""Characters of a string, or entries of a dict, that are looked at twice where the first look was in vain."""
+
 # The walk has found that there are no cycles, or stopped at the depth.
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
+_encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":"))
+
+
+def _c_encode() -> Callable[[Any], str] | None:
+    """The encoder of the standard library in C, made once: its own `encode` makes one for every payload."""
+    make, quote = getattr(json.encoder, "c_make_encoder", None), getattr(json.encoder, "c_encode_basestring", None)
+    try:
+        parts = make(None, _encoder.default, quote, None, ":", ",", False, False, False)  # type: ignore[misc]
+        assert "".join(parts({"é": ["\n", 1.5, None]}, 0)) == '{"é":["\\n",1.5,null]}'
+    except Exception:  # another Python, which has none or another one
+        return None
+    return lambda payload: "".join(parts(payload, 0))
+
+
+_encode = _c_encode() or _encoder.encode
 
 _scan = json.JSONDecoder().raw_decode
 
@@ -43,6 +60,9 @@ def encode(payload: object) -> str:
     Raises `PayloadError` that names the place for anything else: other types, NUL characters and lone surrogates, NaN
     and infinity, nesting deeper than 200, integers of more than 4,300 digits, text of more than 16 MiB in UTF-8.
     """
+    text = _quickly(payload)
+    if text is not None:
+        return text
     try:
         _Walk().check(payload)
         text = _encode(payload)
@@ -54,6 +74,31 @@ def encode(payload: object) -> str:
     if size > MAX_BYTES:
         raise _too_large()
     return text
+
+
+def _quickly(payload: Any) -> str | None:
+    """The text of what most payloads are, a small dict or one value in ASCII; None for all that needs a closer look."""
+    try:
+        if type(payload) is dict:
+            if len(payload) > _SHORT:
+                return None
+            for key, item in payload.items():
+                if type(key) is not str or not key.isascii() or not _is_simple(item):
+                    return None
+        elif not _is_simple(payload):
+            return None
+        text = _encode(payload)
+    except Exception:  # NaN, a dict that another thread changes
+        return None
+    # ASCII text may still hold a NUL.
+    return text if len(text) <= MAX_BYTES and "\\u0000" not in text else None
+
+
+def _is_simple(item: Any) -> bool:
+    kind = type(item)
+    if kind is str:
+        return item.isascii() and len(item) <= _SHORT
+    return -_SMALL < item < _SMALL if kind is int else kind is float or kind in _PLAIN
 
 
 def decode(text: str) -> Any:

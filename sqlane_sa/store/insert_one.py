@@ -1,0 +1,92 @@
+"""Insert one: a new job, its payload and its places in the lines of its keys, in one statement of plain values."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from sqlalchemy import Connection
+
+from sqlane_sa.schema import Tables
+from sqlane_sa.statement import BIG, INT, SMALL, TEXT, Statement, Types, array_literal
+from sqlane_sa.values.ids import new_id
+from sqlane_sa.values.job import NewJob
+
+_BINDS: Types = {
+    "id": TEXT,
+    "job_name": TEXT,
+    "payload": TEXT,
+    "priority": SMALL,
+    "delay_ms": BIG,
+    "max_attempts": INT,
+    "max_stalls": INT,
+    "failure_job": TEXT,
+    "completed_retention_ms": BIG,
+    "failed_retention_ms": BIG,
+    "channel": TEXT,
+}
+
+# timestamptz(3) rounds: up to the next millisecond, a job that is due now would not be due yet.
+_AFTER_DELAY = """date_trunc('milliseconds',
+        statement_timestamp() + CAST(:delay_ms AS bigint) * interval '1 millisecond')"""
+_AT_OR_AFTER = """date_trunc('milliseconds', coalesce(CAST(CAST(:run_at AS text) AS timestamptz),
+        statement_timestamp() + CAST(:delay_ms AS bigint) * interval '1 millisecond'))"""
+
+# Neither RETURNING nor a conflict target: a role that may only INSERT (and read sleepers) can enqueue.
+_JOB = """
+WITH new_job AS (
+    INSERT INTO {jobs} (id, job_name, status, priority, run_at, attempts, max_attempts, stalls, max_stalls,
+                        mutex_keys, failure_job, completed_retention_ms, failed_retention_ms, created_at, updated_at)
+    VALUES (:id, :job_name, 'pending', CAST(:priority AS smallint), RUN_AT, 0, CAST(:max_attempts AS integer), 0,
+            CAST(:max_stalls AS integer), KEYS, :failure_job, CAST(:completed_retention_ms AS bigint),
+            CAST(:failed_retention_ms AS bigint), statement_timestamp(), statement_timestamp())
+)"""
+
+_WAITS = """, new_waits AS (
+    INSERT INTO {waits} (mutex_key, run_at, job_id)
+    SELECT k.mutex_key, RUN_AT, :id FROM unnest(KEYS) AS k(mutex_key)
+)"""
+
+# The last part writes and reads at once: a statement without rows to return costs the client less. The count is
+# compared so that no planner may leave it, and the pg_notify() in it, out.
+_PAYLOAD = """
+INSERT INTO {payloads} (id, payload)
+SELECT :id, CAST(:payload AS json)
+FROM (SELECT count(pg_notify(:channel, '')) AS count
+      FROM (SELECT FROM {sleepers} WHERE asleep_until > statement_timestamp() LIMIT 1) AS s) AS woken
+WHERE woken.count >= 0"""
+
+INSERT_ONE = Statement((_JOB + _PAYLOAD).replace("RUN_AT", _AFTER_DELAY).replace("KEYS", "NULL"), _BINDS)
+
+INSERT_ONE_SPECIAL = Statement(
+    (_JOB + _WAITS + _PAYLOAD).replace("RUN_AT", _AT_OR_AFTER).replace("KEYS", "CAST(:mutex_keys AS text[])"),
+    {**_BINDS, "run_at": TEXT, "mutex_keys": TEXT},
+)
+"""With keys, or a time of its own."""
+
+
+def insert_one(conn: Connection, tables: Tables, job: NewJob) -> str:
+    """Insert a job that has no id yet, and wake a waiting worker at commit; returns its new id."""
+    parameters = {
+        "id": new_id(),
+        "job_name": job.name,
+        "payload": job.payload,
+        "priority": job.priority,
+        "delay_ms": job.delay_ms,
+        "max_attempts": job.max_attempts,
+        "max_stalls": job.max_stalls,
+        "failure_job": job.failure_job,
+        "completed_retention_ms": job.completed_retention_ms,
+        "failed_retention_ms": job.failed_retention_ms,
+        "channel": tables.channel,
+    }
+    if job.mutex_keys or job.run_at is not None:
+        keys = array_literal(dict.fromkeys(job.mutex_keys)) if job.mutex_keys else None
+        INSERT_ONE_SPECIAL.write(conn, tables, {**parameters, "run_at": utc(job.run_at), "mutex_keys": keys})
+    else:
+        INSERT_ONE.write(conn, tables, parameters)
+    return parameters["id"]  # type: ignore[return-value]
+
+
+def utc(moment: datetime | None) -> str | None:
+    """With its offset in the text, the instant depends on no session setting and on no driver's time zones."""
+    return None if moment is None else moment.astimezone(UTC).isoformat()
