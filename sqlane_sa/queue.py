@@ -195,20 +195,28 @@ class Queue:
     def _checked(self, jobs: Iterable[NewJob]) -> list[NewJob]:
         good: list[NewJob] = []
         iterator = _iterator(jobs)
+        known = self.definitions
         while True:
-            place = f"jobs[{len(good)}]"
             try:
-                job = next(iterator)
-                if isinstance(job, NewJob):
-                    job = checked(job)
-                    self.definition(job.name)
-            except StopIteration:
-                return good
-            except (InvalidJobError, UnknownNameError) as error:
-                raise error.at(place) from error
-            if not isinstance(job, NewJob):
-                raise InvalidJobError(f"is {type(job).__name__}; make it with queue.new(...)", place=place, value=job)
-            good.append(job)
+                for job in iterator:
+                    if type(job) is not NewJob or not job.is_checked or job.name not in known:
+                        break
+                    good.append(job)
+                else:
+                    return good
+            except (InvalidJobError, UnknownNameError) as error:  # from a generator's queue.new(...)
+                raise error.at(f"jobs[{len(good)}]") from error
+            good.append(self._checked_one(job, f"jobs[{len(good)}]"))
+
+    def _checked_one(self, job: object, place: str) -> NewJob:
+        if not isinstance(job, NewJob):
+            raise InvalidJobError(f"is {type(job).__name__}; make it with queue.new(...)", place=place, value=job)
+        try:
+            job = checked(job)
+            self.definition(job.name)
+        except (InvalidJobError, UnknownNameError) as error:
+            raise error.at(place) from error
+        return job
 
     def _insert(self, on: object, jobs: list[NewJob], method: str) -> list[Enqueued]:
         return store.insert_jobs(connection_of(on, self.tables, method), self.tables, jobs=jobs)

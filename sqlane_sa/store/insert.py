@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Connection
 
 from sqlane_sa.schema import Tables
-from sqlane_sa.statement import BIGS, INTS, TEXT, TEXTS, Statement, Types, array_literal
+from sqlane_sa.statement import BIG, BIGS, INT, INTS, SMALL, TEXT, TEXTS, Statement, Types, array_literal
 from sqlane_sa.store.insert_one import insert_one, utc
 from sqlane_sa.values.ids import new_ids
 from sqlane_sa.values.job import Enqueued, NewJob
@@ -89,6 +90,54 @@ INSERT_KNOWN = Statement(
 )
 
 
+# Most batches differ in their payloads alone.
+INSERT_ALIKE = Statement(
+    """
+WITH new_jobs AS (
+    INSERT INTO {jobs} (id, job_name, status, priority, run_at, attempts, max_attempts, stalls, max_stalls,
+                        failure_job, completed_retention_ms, failed_retention_ms, created_at, updated_at)
+    SELECT i.id, CAST(:name AS text), 'pending', CAST(:priority AS smallint), date_trunc('milliseconds',
+               statement_timestamp() + CAST(:delay_ms AS bigint) * interval '1 millisecond'),
+           0, CAST(:max_attempts AS integer), 0, CAST(:max_stalls AS integer), CAST(:failure_job AS text),
+           CAST(:completed_retention_ms AS bigint), CAST(:failed_retention_ms AS bigint),
+           statement_timestamp(), statement_timestamp()
+    FROM unnest(CAST(:ids AS text[])) AS i(id)
+), new_payloads AS (
+    INSERT INTO {payloads} (id, payload)
+    SELECT i.id, CAST(i.payload AS json) FROM unnest(CAST(:ids AS text[]), CAST(:payloads AS text[])) AS i(id, payload)
+), woken AS (
+    SELECT pg_notify(:channel, '') FROM (SELECT FROM {sleepers} WHERE asleep_until > statement_timestamp() LIMIT 1) AS s
+)
+SELECT count(*) FROM woken""",
+    {
+        "ids": TEXTS,
+        "payloads": TEXTS,
+        "name": TEXT,
+        "priority": SMALL,
+        "delay_ms": BIG,
+        "max_attempts": INT,
+        "max_stalls": INT,
+        "failure_job": TEXT,
+        "completed_retention_ms": BIG,
+        "failed_retention_ms": BIG,
+        "channel": TEXT,
+    },
+)
+
+_OPTIONS = (
+    "name",
+    "priority",
+    "delay_ms",
+    "max_attempts",
+    "max_stalls",
+    "failure_job",
+    "completed_retention_ms",
+    "failed_retention_ms",
+)
+_options = attrgetter(*_OPTIONS)
+_all_but_payload = attrgetter(*_OPTIONS, "mutex_keys", "run_at")
+
+
 def insert_jobs(conn: Connection, /, tables: Tables, *, jobs: Iterable[NewJob]) -> list[Enqueued]:
     """Insert jobs with their payloads, at most 2,000 per statement, and wake a waiting worker at commit.
 
@@ -96,23 +145,39 @@ def insert_jobs(conn: Connection, /, tables: Tables, *, jobs: Iterable[NewJob]) 
     already existed (it is left as it is). Jobs without an id get monotonic ULIDs in input order.
     """
     given = list(jobs)
-    if len(given) == 1 and given[0].id is None:
-        return [Enqueued(insert_one(conn, tables, given[0]), True)]
+    if all(job.id is None for job in given):
+        return [Enqueued(id_, True) for id_ in _insert_new(conn, tables, given)]
     # Known ids in one order, so that two batches of the same ids wait for each other and do not deadlock.
     order = sorted(range(len(given)), key=lambda index: given[index].id or "")
     inserted: list[Enqueued] = []
     for chunk in _chunks(given[index] for index in order):
-        inserted += _insert_chunk(conn, tables, chunk)
+        inserted += _insert_known(conn, tables, chunk)
     results = dict(zip(order, inserted, strict=True))
     return [results[index] for index in range(len(given))]
 
 
-def _insert_chunk(conn: Connection, tables: Tables, jobs: Sequence[NewJob]) -> list[Enqueued]:
+def _insert_new(conn: Connection, tables: Tables, jobs: Sequence[NewJob]) -> list[str]:
+    if len(jobs) == 1:
+        return [insert_one(conn, tables, jobs[0])]
+    ids: list[str] = []
+    for chunk in _chunks(jobs):
+        fresh = new_ids(len(chunk))
+        if _are_alike(chunk):
+            conn.execute(INSERT_ALIKE.on(tables), _shared_parameters(tables, fresh, chunk)).close()
+        else:
+            conn.execute(INSERT_NEW.on(tables), _parameters(tables, fresh, chunk)).close()
+        ids += fresh
+    return ids
+
+
+def _are_alike(jobs: Sequence[NewJob]) -> bool:
+    first = jobs[0]
+    return not first.mutex_keys and first.run_at is None and len(set(map(_all_but_payload, jobs))) == 1
+
+
+def _insert_known(conn: Connection, tables: Tables, jobs: Sequence[NewJob]) -> list[Enqueued]:
     fresh = iter(new_ids(sum(job.id is None for job in jobs)))
     ids = [next(fresh) if job.id is None else job.id for job in jobs]
-    if all(job.id is None for job in jobs):
-        conn.execute(INSERT_NEW.on(tables), _parameters(tables, ids, jobs)).close()
-        return [Enqueued(id_, True) for id_ in ids]
     first = {id_: index for index, id_ in reversed(list(enumerate(ids)))}
     unique = sorted(first.values())
     parameters = _parameters(tables, [ids[i] for i in unique], [jobs[i] for i in unique])
@@ -131,6 +196,11 @@ def _chunks(jobs: Iterable[NewJob]) -> Iterator[list[NewJob]]:
         chars += len(job.payload)
     if chunk:
         yield chunk
+
+
+def _shared_parameters(tables: Tables, ids: list[str], jobs: Sequence[NewJob]) -> dict[str, Any]:
+    shared = dict(zip(_OPTIONS, _options(jobs[0]), strict=True))
+    return {**shared, "ids": ids, "payloads": [job.payload for job in jobs], "channel": tables.channel}
 
 
 def _parameters(tables: Tables, ids: list[str], jobs: Sequence[NewJob]) -> dict[str, Any]:
