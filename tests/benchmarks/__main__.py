@@ -1,131 +1,118 @@
-"""What one worker process does: `python -m tests.benchmarks [--jobs 20000] [--concurrency 20] [--url URL]`.
+"""Every line of the performance goals in one table: `python -m tests.benchmarks`.
 
-Without a URL a server of its own is started, with its default settings (fsync on). Read the figures as ratios within
-one run: machines differ, and shared ones are noisy.
+Read the figures as ratios: what is compared is measured in turn, in the same round, on the same machine. Other queues
+come from a folder of scripts (--bench) that follow the protocol of `common.py`; those that are not there are skipped,
+and said so. Without --server it starts one of its own, with fsync on.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
+import signal
+import sys
 import time
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from pathlib import Path
 
-import sqlalchemy as sa
+from tests.benchmarks import curves, machine, plots, report
+from tests.benchmarks.bench import Bench, Line, Measured
+from tests.benchmarks.ground import ground
+from tests.benchmarks.lines import LINES
 
-from sqlane_sa import Queue, Worker, migrations
-from sqlane_sa.demo.server import Server
-
-GAP = 0.02
-PICKUPS = 200
+PEERS = "graphile,procrastinate,ref_psycopg,ref_sacore"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=20_000)
-    parser.add_argument("--concurrency", type=int, default=20)
-    parser.add_argument("--url", help="a server whose user may create databases")
-    options = parser.parse_args()
-    with own_server(options.url) as url, own_database(url) as engine:
-        with engine.connect() as conn:
-            print(conn.exec_driver_sql("SELECT version()").scalar())
-        bench = Bench(engine, options.jobs, options.concurrency)
-        print(f"{bench.jobs} no-op jobs, one worker process, concurrency={bench.concurrency}")
-        for kind in ("def", "async def", "keyed", "transactional"):
-            bench.drain(kind)
-        bench.enqueue_one_by_one()
-        bench.pick_up()
-
-
-class Bench:
-    """Each line is measured on the same database, after the jobs of the lines before it have completed."""
-
-    def __init__(self, engine: sa.Engine, jobs: int, concurrency: int) -> None:
-        self.engine = engine
-        self.jobs = jobs
-        self.concurrency = concurrency
-        self.queue = Queue()
-        self.started: list[float] = []
-        self.handlers = {
-            "def": self.queue.job("plain")(self._note),
-            "async def": self.queue.job("async")(self._note_async),
-            "keyed": self.queue.job("keyed", mutex_keys=lambda n: [f"key:{n}"])(self._note),
-            "transactional": self.queue.job("transactional", transactional=True)(self._note),
-        }
-        migrations.apply(engine, self.queue)
-
-    def _note(self, payload: int) -> None:
-        self.started.append(time.time())
-
-    async def _note_async(self, payload: int) -> None:
-        self.started.append(time.time())
-
-    def drain(self, kind: str) -> None:
-        count = self.jobs // 10 if kind == "transactional" else self.jobs
-        handle = self.handlers[kind]
-        begin = time.perf_counter()
-        with self.engine.begin() as conn:
-            self.queue.enqueue_many(conn, (handle.new(n) for n in range(count)))
-        bulk = count / (time.perf_counter() - begin)
-        self.started.clear()
-        begin = time.perf_counter()
-        Worker(self.engine, self.queue, concurrency=self.concurrency).run_until_idle()
-        rate = count / (time.perf_counter() - begin)
-        assert len(self.started) == count, f"{len(self.started)} handlers ran for {count} jobs"
-        print(f"  {kind:14} enqueue_many {bulk:9,.0f} jobs/s   start to idle {rate:9,.0f} jobs/s")
-
-    def enqueue_one_by_one(self, count: int = 1000) -> None:
-        handle = self.handlers["def"]
-        begin = time.perf_counter()
-        for n in range(count):
-            with self.engine.begin() as conn:
-                handle.enqueue(conn, n)
-        print(f"  one transaction per enqueue {count / (time.perf_counter() - begin):,.0f} jobs/s")
-        Worker(self.engine, self.queue, concurrency=self.concurrency).run_until_idle()
-
-    def pick_up(self) -> None:
-        """From the end of the enqueue's commit to the first line of the handler, on an idle worker."""
-        self.started.clear()
-        committed: list[float] = []
-        with Worker(self.engine, self.queue, concurrency=self.concurrency):
-            time.sleep(1)
-            for n in range(PICKUPS):
-                with self.engine.begin() as conn:
-                    self.handlers["def"].enqueue(conn, n)
-                committed.append(time.time())
-                time.sleep(GAP)
-            while len(self.started) < PICKUPS:
-                time.sleep(GAP)
-        waits = sorted(1000 * (start - commit) for commit, start in zip(committed, self.started, strict=True))
-        p50, p99 = waits[len(waits) // 2], waits[int(len(waits) * 0.99)]
-        print(f"  commit to handler start: mean {statistics.mean(waits):.2f} ms, p50 {p50:.2f} ms, p99 {p99:.2f} ms")
-
-
-@contextmanager
-def own_server(url: str | None) -> Iterator[str]:
-    if url:
-        yield url
+    # In order, on SIGTERM too: workers are processes of their own, which would stay.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    options = parsed()
+    if options.list:
+        for line in LINES.values():
+            print(f"{line.name:20} {line.titled(options.jobs)}")
         return
-    with Server() as server:
-        yield server.url()
+    if options.again:
+        show(options, *report.load(options.again))
+        return
+    with ground(options.server) as at:
+        bench = Bench(at, jobs=options.jobs, limit=options.limit, folder=options.bench, peers=names(options.peers))
+        measured = [Measured(LINES[name], LINES[name].titled(options.jobs)) for name in options.lines]
+        about = machine.described(bench, options.rounds)
+        for number in range(options.rounds):
+            for one in measured:
+                if number == 0 or not one.line.once:
+                    note(f"round {number + 1}, {one.title}")
+                    measure(bench, one, backwards=bool(number % 2))
+                    keep(options.json, measured, about, {})
+        drawn = curves.measure(bench, options.rounds, note) if options.plots else {}
+    keep(options.json, measured, about, drawn)
+    show(options, [row for one in measured for row in one.rows()], about, drawn)
 
 
-@contextmanager
-def own_database(url: str) -> Iterator[sa.Engine]:
-    name = f"sqlane_bench_{uuid.uuid4().hex[:8]}"
-    admin = sa.create_engine(url, isolation_level="AUTOCOMMIT")
-    with admin.connect() as conn:
-        conn.exec_driver_sql(f"CREATE DATABASE {name}")
-    engine = sa.create_engine(admin.url.set(database=name))
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("--list", action="store_true", help="the lines, and no more")
+    parser.add_argument("--lines", type=lines, default=list(LINES), metavar="NAME,...", help="default: all")
+    parser.add_argument("--peers", default=PEERS, metavar="NAME,...", help=f"of peers.json; default: {PEERS}")
+    parser.add_argument("--bench", type=Path, metavar="FOLDER", help="holds peers.json and its scripts")
+    parser.add_argument("--jobs", type=int, default=20_000, help="all sizes are multiples of it (default: 20000)")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--limit", type=float, default=15.0, help="seconds of a drain, after which its rate is taken")
+    parser.add_argument("--server", metavar="URL", help="postgresql://USER@HOST:PORT, without a database or password")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep all that was measured")
+    parser.add_argument("--from", dest="again", type=Path, metavar="FILE", help="show what such a file keeps")
+    parser.add_argument("--markdown", action="store_true", help="the table as in docs/performance.md")
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="measure the curves too, and draw them there")
+    parser.add_argument("--png", action="store_true", help="PNG besides SVG")
+    return parser.parse_args()
+
+
+def names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
+def lines(text: str) -> list[str]:
+    unknown = [name for name in names(text) if name not in LINES]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no line {unknown[0]!r}; --list shows them")
+    return names(text)
+
+
+def measure(bench: Bench, one: Measured, *, backwards: bool) -> None:
+    """One round: all sides in turn, the other way round in every other round. An error ends the line, not the run."""
     try:
-        yield engine
-    finally:
-        engine.dispose()
-        with admin.connect() as conn:
-            conn.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
-        admin.dispose()
+        sides = one.line.sides(bench)
+        if isinstance(sides, str):
+            one.problem = f"skipped: {sides}"
+            return
+        for label in order(one.line, list(sides), backwards):
+            one.samples.setdefault(label, [])
+            one.samples[label].append(sides[label]())
+    except Exception as error:
+        one.problem = f"failed: {' '.join(str(error).split())}"
+
+
+def order(line: Line, sides: Sequence[str], backwards: bool) -> list[str]:
+    # The two sides of one run: the second is read off the first.
+    return list(sides) if line.paired or not backwards else list(reversed(sides))
+
+
+def keep(file: Path | None, measured: list[Measured], about: dict[str, str], drawn: curves.Curves) -> None:
+    """After each line: a run that is interrupted is not lost."""
+    if file:
+        report.save(file, measured, about, drawn)
+
+
+def show(options: argparse.Namespace, rows: list[report.Row], about: dict[str, str], drawn: curves.Curves) -> None:
+    print(report.markdown(rows, about) if options.markdown else report.text(rows))
+    if not options.markdown:
+        print("\n" + "\n".join(f"{name}: {said}" for name, said in about.items()))
+    if options.plots:
+        for file in plots.draw(curves.as_curves(drawn), options.plots, ("svg", "png") if options.png else ("svg",)):
+            note(f"drawn: {file}")
+
+
+def note(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ import sqlalchemy as sa
 
 from sqlane_sa import Queue, Worker, migrations
 from sqlane_sa.values.failure import MAX_MESSAGE_CHARS
-from tests.benchmarks.__main__ import own_database, own_server
 from tests.benchmarks.failing import CHARACTERS, KINDS, MAX_ERROR_BYTES, fail, long_message, message
+from tests.benchmarks.ground import own_database, own_server
 from tests.benchmarks.pressure.figures import count, memory_mb
 from tests.benchmarks.pressure.load import beside, end
 

@@ -23,7 +23,7 @@ import sqlalchemy as sa
 from sqlane_sa import Queue, Worker, migrations
 from sqlane_sa.migrations import chain
 from sqlane_sa.values.errors import SchemaBusyError
-from tests.benchmarks.__main__ import own_database, own_server
+from tests.benchmarks.ground import own_database, own_server
 
 PROCESSES = 4
 PAUSE = 1.0

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from sqlane_sa import Queue, migrations
 from sqlane_sa.demo.server import Server
-from tests.benchmarks.__main__ import own_database
+from tests.benchmarks.ground import own_database
 
 
 @contextmanager

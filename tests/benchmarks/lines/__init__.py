@@ -1,0 +1,12 @@
+"""The lines of the table, a family to a module."""
+
+from __future__ import annotations
+
+from tests.benchmarks.bench import Line
+from tests.benchmarks.lines import backlog, drains, enqueues, keys, looks, process, snapshots, writers
+
+LINES: dict[str, Line] = {
+    line.name: line
+    for family in (enqueues, drains, looks, backlog, snapshots, writers, keys, process)
+    for line in family.LINES
+}
