@@ -1,4 +1,4 @@
-"""The plans of the statements that really ran, with what they cost: pages, rows, bytes of WAL. By auto_explain."""
+"""The plans of the statements that really ran, with the pages and rows they read. By auto_explain."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 SETTINGS = {
-    "log_min_duration": "0",
-    "log_level": "notice",
-    "log_format": "json",
-    "log_analyze": "on",
-    "log_buffers": "on",
-    "log_wal": "on",
-    "log_timing": "off",
+    "session_preload_libraries": "auto_explain",
+    "auto_explain.log_min_duration": "0",
+    "auto_explain.log_level": "notice",
+    "auto_explain.log_format": "json",
+    "auto_explain.log_analyze": "on",
+    "auto_explain.log_buffers": "on",
+    "auto_explain.log_timing": "off",
 }
 SCANS = ("Seq Scan", "Index Scan", "Index Only Scan", "Bitmap Heap Scan", "Tid Scan")
 
@@ -32,10 +32,6 @@ class Plan(NamedTuple):
     def buffers(self) -> int:
         top = self.nodes[0]
         return int(top.get("Shared Hit Blocks", 0) + top.get("Shared Read Blocks", 0))
-
-    @property
-    def wal(self) -> int:
-        return int(self.nodes[0].get("WAL Bytes", 0))
 
     @property
     def rows(self) -> float:
@@ -55,23 +51,22 @@ def _read(node: dict[str, Any]) -> float:
 
 
 @contextmanager
-def explained(engine: sa.Engine) -> Iterator[list[Plan]]:
-    """All plans of an engine of psycopg's that has no connections yet, and of workers on it, as they end. The role has
-    to be a superuser, and the server's contrib modules installed."""
+def explained(url: str) -> Iterator[tuple[sa.Engine, list[Plan]]]:
+    """An engine of psycopg's, and the plans of whatever runs on it, as it ends. The role has to be a superuser, and the
+    server's contrib modules installed."""
     plans: list[Plan] = []
+    # At the start of the session: a LOAD and its SETs would be statements among those that are looked at.
+    options = " ".join(f"-c {name}={value}" for name, value in SETTINGS.items())
+    engine = sa.create_engine(url, connect_args={"options": options})
 
+    @sa.event.listens_for(engine, "connect")
     def connected(connection: Any, record: Any) -> None:
-        connection.execute("LOAD 'auto_explain'")
-        for name, value in SETTINGS.items():
-            connection.execute(f"SET auto_explain.{name} = '{value}'")
-        connection.commit()
         connection.add_notice_handler(lambda notice: _note(plans, notice.message_primary))
 
-    sa.event.listen(engine, "connect", connected)
     try:
-        yield plans
+        yield engine, plans
     finally:
-        sa.event.remove(engine, "connect", connected)
+        engine.dispose()
 
 
 def _note(plans: list[Plan], message: str) -> None:

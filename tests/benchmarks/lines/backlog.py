@@ -70,8 +70,8 @@ def looked(bench: Bench, prepare: Callable[[str], object], look: Callable[..., A
         prepare(dsn)
         with psycopg.connect(dsn, autocommit=True) as admin:
             admin.execute("CHECKPOINT")
-        engine = sa.create_engine(dsn.replace("postgresql://", "postgresql+psycopg://"), poolclass=sa.NullPool)
-        with explain.explained(engine) as plans, engine.connect() as conn:
+        url = dsn.replace("postgresql://", "postgresql+psycopg://")
+        with explain.explained(url) as (engine, plans), engine.connect() as conn:
             costs = []
             for _ in range(LOOKS):
                 plans.clear()
