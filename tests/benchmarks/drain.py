@@ -32,8 +32,9 @@ class Drained:
     curve: list[tuple[float, int]] = field(default_factory=list)
 
     def part(self, begin: float, end: float) -> float:
-        """The rate from one share of the jobs (0 to 1) to another."""
-        return rate_between(self.curve, int(begin * self.done), int(end * self.done))
+        """The rate from one share of the jobs (0 to 1) to another; that of the first begins with the first report, for
+        what a worker's start takes is none of theirs."""
+        return rate_between(self.curve, max(1, int(begin * self.done)), int(end * self.done))
 
 
 def rate_between(curve: Sequence[tuple[float, int]], first: int, last: int) -> float:

@@ -66,7 +66,8 @@ def _line(axes: Any, points: list[tuple[float, float]], colour: str, mark: str, 
         *zip(*points, strict=True),
         color=colour,
         marker=mark,
-        markersize=5 if plot != "snapshot" else 3.5,
+        markersize=5,
+        markevery=1 if plot != "snapshot" else 4,
         linewidth=2.4 if ours else 1.4,
         zorder=3 if ours else 2,
     )
@@ -99,7 +100,7 @@ def _axes(axes: Any, plot: str, xs: Sequence[float]) -> None:
 def _labels(axes: Any, ends: list[tuple[tuple[float, float], str, str]]) -> None:
     """Each curve's name beside its end, moved apart where two would lie on each other."""
     low, high = axes.get_ylim()
-    at = -math.inf
+    at = low - GAP / 3 * (high - low)  # none on the axis
     for (x, y), label, colour in sorted(ends, key=lambda end: end[0][1]):
         at = max(y, at + GAP * (high - low))
         axes.annotate(
