@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from sqlalchemy import Connection
-from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.util.concurrency import in_greenlet
 
 from sqlane_sa.schema import Tables
 from sqlane_sa.values.errors import AutocommitError, HandleError
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session, scoped_session
 
 Result = TypeVar("Result")
 
@@ -23,13 +26,13 @@ def connection_of(on: object, tables: Tables, method: str) -> Connection:
 
     Raises `HandleError` for anything but a Session, scoped_session or Connection, and `AutocommitError`.
     """
-    if isinstance(on, Session | scoped_session):
+    if isinstance(on, Connection):
+        _refuse_async(on.dialect, on, method)
+        conn = on
+    elif _is_session(on):
         # The clause lets a session with several binds choose the one that the queue's tables are bound to.
         _refuse_async(on.get_bind(clause=tables.jobs).dialect, on, method)
         conn = on.connection(bind_arguments={"clause": tables.jobs})
-    elif isinstance(on, Connection):
-        _refuse_async(on.dialect, on, method)
-        conn = on
     else:
         raise _wrong_handle(on, method)
     _refuse_autocommit(conn)
@@ -38,10 +41,10 @@ def connection_of(on: object, tables: Tables, method: str) -> Connection:
 
 def reading_connection(on: object, tables: Tables, method: str) -> Connection:
     """The connection of `on`, for a look; nothing of a session is flushed. Raises `HandleError`."""
-    if isinstance(on, Session | scoped_session):
-        return on.connection(bind_arguments={"clause": tables.jobs})
     if isinstance(on, Connection):
         return on
+    if _is_session(on):
+        return on.connection(bind_arguments={"clause": tables.jobs})
     raise HandleError(
         f"queue.{method}() takes {_SYNC}, and got {type(on).__name__}; on {_ASYNC} use "
         f"`await connection.run_sync(lambda sync: queue.{method}(sync, ...))`, and on an engine "
@@ -61,6 +64,12 @@ async def run_on(on: object, method: str, operation: Callable[[Any], Result]) ->
             f"on {_SYNC} call queue.{method}() without await"
         )
     return await run_sync(operation)
+
+
+def _is_session(on: object) -> TypeGuard[Session | scoped_session[Session]]:
+    """Loads no ORM: where there is a session, somebody has."""
+    orm: Any = sys.modules.get("sqlalchemy.orm")
+    return orm is not None and isinstance(on, (orm.Session, orm.scoped_session))
 
 
 def _is_async(on: object) -> bool:

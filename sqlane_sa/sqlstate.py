@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
+UNDEFINED_TABLE = "42P01"
+
 # SQLSTATE: lost or refused connections, no room for one more, a server that starts, stops or recovers, a time limit of
 # the role's.
 _COMING_BACK = ("08", "53", "57P", "57014", "55P03", "25P03")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
-from sqlalchemy import Connection
+from sqlalchemy import Connection, func, select
 
 from sqlane_sa.migrations import calls, chain, version
 from sqlane_sa.migrations.bind import reading, writing
@@ -74,14 +74,23 @@ def check(bind: object, queue: object) -> None:
         found = version.read(conn, version.version_table(at))
         if found is None:
             refuse_unrecorded(conn, at)
+        place = _place(conn)
     if chain.recorded_number(found) != chain.number("head"):
-        raise SchemaBehindError(f"{behind(at, found)}; {_next_step(at, found)}", current=found, head=chain.head())
+        message = f"{behind(at, found, place)}; {_next_step(at, found)}"
+        raise SchemaBehindError(message, current=found, head=chain.head())
 
 
-def behind(at: Target, found: str | None) -> str:
-    """What is wrong with tables that are at `found`, an older revision."""
-    state = "not in the database" if found is None else f"at revision {found}"
+def behind(at: Target, found: str | None, place: str = "") -> str:
+    """What is wrong with tables that are at `found`, an older revision, in the database of that `place`."""
+    state = f"not in the database{place}" if found is None else f"at revision {found}"
     return f"{at} are {state}, and this version of sqlane_sa needs {chain.head()}"
+
+
+def _place(conn: Connection) -> str:
+    """The name of the database and, where the URL has it, the server's, for whoever looks in another one."""
+    url = conn.engine.url
+    server = f" on {url.host}{f':{url.port}' if url.port else ''}" if url.host else ""
+    return f" {conn.scalar(select(func.current_database()))!r}{server}"
 
 
 def _next_step(at: Target, found: str | None) -> str:

@@ -16,9 +16,8 @@ from sqlalchemy.schema import CreateSchema, CreateTable, ExecutableDDLElement
 from sqlane_sa.handles import in_autocommit
 from sqlane_sa.migrations.target import Target, operations, target
 from sqlane_sa.schema import Tables
-from sqlane_sa.sqlstate import sqlstate
+from sqlane_sa.sqlstate import UNDEFINED_TABLE, sqlstate
 
-UNDEFINED_TABLE = "42P01"
 ALREADY_THERE = ("23505", "42P06", "42P07")
 """A unique violation in the catalogue, a duplicate schema, a duplicate table."""
 

@@ -27,6 +27,7 @@ from sqlane_sa.store.payloads import INLINE_BYTES, read_payload_texts, read_payl
 from sqlane_sa.store.probe import Lane, next_keyed, next_linger_end, probe, probe_lanes
 from sqlane_sa.store.recall import recall
 from sqlane_sa.store.recovery import Recovery, find_stale, recover_stale, recover_stale_many
+from sqlane_sa.store.revision import read_revision
 from sqlane_sa.store.sleepers import awake, fall_asleep, sweep_sleepers, wake
 from sqlane_sa.store.sweep import MutexSweep, WaitsSweep, delete_expired, make_due, sweep_mutexes, sweep_waits
 from sqlane_sa.store.tuning import end_session, pin_plans, pin_session, wait_briefly
@@ -75,6 +76,7 @@ __all__ = [
     "probe_lanes",
     "read_payload_texts",
     "read_payloads",
+    "read_revision",
     "recall",
     "recover_stale",
     "recover_stale_many",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import reprlib
 from collections.abc import Collection
 from typing import Any, Self
@@ -74,6 +73,8 @@ class UnknownNameError(SqlaneError, LookupError):
 
 
 def _suggestion(name: object, known: Collection[str]) -> str:
+    import difflib  # for this message alone
+
     close = difflib.get_close_matches(name[:255], known, n=3) if isinstance(name, str) else []
     if close:
         return f"did you mean {' or '.join(map(shown, close))}? Otherwise "

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 from datetime import datetime, timedelta
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from sqlalchemy import Connection
-from sqlalchemy.orm import Session
 
 from sqlane_sa.queue import Queue
 from sqlane_sa.values.errors import DefinitionError
@@ -16,6 +15,9 @@ from sqlane_sa.values.options import JobOptions
 from sqlane_sa.worker.deadlines import Deadlines
 from sqlane_sa.worker.running import RunningJob
 from sqlane_sa.worker.transactions import Transaction
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
 
 
 class JobContext:
@@ -100,6 +102,8 @@ class JobContext:
         """A Session on `connection`, within a savepoint of its transaction: `commit` and `rollback` of the session end
         the savepoint alone, and what is pending is flushed before the job completes. Raises like `connection`."""
         if self._session is None:
+            from sqlalchemy.orm import Session  # not all of the ORM for handlers without one
+
             self._session = Session(bind=self.connection, join_transaction_mode="create_savepoint")
         return self._session
 

@@ -7,8 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
 
+from sqlane_sa import store
 from sqlane_sa.queue import Queue
+from sqlane_sa.schema import REVISION
+from sqlane_sa.sqlstate import UNDEFINED_TABLE, sqlstate
 from sqlane_sa.worker.database import Connector
 from sqlane_sa.worker.deadlines import Deadlines
 
@@ -20,10 +24,22 @@ def check_schema(engine: Engine, queue: Queue, deadline: float) -> None:
     a fork, what is idle in there is the other process's, and the one connection of a StaticPool, or the last one of
     any, may be in a transaction of the application's, which would end with ours.
     """
-    from sqlane_sa import migrations  # loads alembic, which `import sqlane_sa` must not
-
     with _limited(engine, deadline) as outside:
-        migrations.check(outside, queue)
+        if not _is_ready(outside, queue):
+            # It loads Alembic, which takes long and logs: only where there is something to say.
+            from sqlane_sa import migrations
+
+            migrations.check(outside, queue)
+
+
+def _is_ready(engine: Engine, queue: Queue) -> bool:
+    with engine.connect() as conn:
+        try:
+            return store.read_revision(conn, queue.tables) == REVISION
+        except DBAPIError as error:
+            if sqlstate(error) != UNDEFINED_TABLE:
+                raise
+            return False
 
 
 @contextmanager

@@ -186,7 +186,8 @@ class TestSchema:
     def test_behind(self, within: Sqlane, app: Callable[..., None], empty_url: str, words: tuple[str, ...]) -> None:
         app()
         said = problem(within(*words, "--url", empty_url))
-        assert said.startswith("the tables 'sqlane_*' are not in the database, and this version of sqlane_sa needs")
+        assert said.startswith(f"the tables 'sqlane_*' are not in the database '{sa.make_url(empty_url).database}' on ")
+        assert ", and this version of sqlane_sa needs" in said
         assert "run `sqlane migrate`" in said
 
     @pytest.mark.parametrize("words", [*COMMANDS[:1], *COMMANDS[2:4], ("migrate", "check")], ids=" ".join)

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from sqlane_sa import migrations
 from sqlane_sa.queue import Queue
+from sqlane_sa.schema import REVISION
 from sqlane_sa.values.errors import DefinitionError, HandleError, SchemaAheadError, SchemaBehindError
 
 HEAD = migrations.head()
@@ -22,11 +23,17 @@ def test_the_head() -> None:
     assert migrations.head() == "sqlane_0001"
 
 
+def test_the_revision_that_a_worker_looks_for_without_alembic() -> None:
+    assert migrations.head() == REVISION
+
+
 def test_missing_tables(empty: sa.Engine) -> None:
     with pytest.raises(SchemaBehindError) as caught:
         migrations.check(empty, Queue("my_", "mine"))
+    url = empty.url
     assert str(caught.value) == (
-        f"the tables 'my_*' in schema 'mine' are not in the database, and this version of sqlane_sa needs {HEAD}; "
+        f"the tables 'my_*' in schema 'mine' are not in the database '{url.database}' on {url.host}:{url.port}, "
+        f"and this version of sqlane_sa needs {HEAD}; "
         "run `alembic upgrade head` if an Alembic chain of yours has them (with a revision that calls "
         "migrations.upgrade(to='0001', prefix='my_', schema='mine')), or else run "
         "`sqlane migrate --prefix my_ --schema mine`"
