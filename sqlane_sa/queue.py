@@ -145,23 +145,26 @@ class Queue:
         """
         return self._insert(on, [self.new(name, payload, **options)], "enqueue")[0]
 
-    def enqueue_many(self, on: Any, jobs: Iterable[NewJob]) -> list[Enqueued]:
+    def enqueue_many(self, on: Any, jobs: Iterable[NewJob], *, copy: bool = False) -> list[Enqueued]:
         """Write any number of jobs in the transaction of `on`; one `Enqueued` each, in input order.
 
         All are checked before any SQL is sent, copies made by `dataclasses.replace` too, and an error names the place
         (`jobs[400]`).
+
+        `copy=True` sends them by COPY, for imports of very many: on the driver psycopg alone (else `HandleError`), and
+        for jobs without a given `id` (else `InvalidJobError`), because COPY cannot pass over one that exists.
         """
-        return self._insert(on, self._checked(jobs), "enqueue_many")
+        return self._insert(on, self._checked(jobs), "enqueue_many", copy)
 
     async def aenqueue(self, on: Any, name: str, payload: Any = None, **options: Unpack[JobOptions]) -> Enqueued:
         """`enqueue` in the transaction of an AsyncSession or AsyncConnection."""
         job = self.new(name, payload, **options)
         return (await run_on(on, "enqueue", lambda sync: self._insert(sync, [job], "enqueue")))[0]
 
-    async def aenqueue_many(self, on: Any, jobs: Iterable[NewJob]) -> list[Enqueued]:
+    async def aenqueue_many(self, on: Any, jobs: Iterable[NewJob], *, copy: bool = False) -> list[Enqueued]:
         """`enqueue_many` in the transaction of an AsyncSession or AsyncConnection."""
         checked = self._checked(jobs)
-        return await run_on(on, "enqueue_many", lambda sync: self._insert(sync, checked, "enqueue_many"))
+        return await run_on(on, "enqueue_many", lambda sync: self._insert(sync, checked, "enqueue_many", copy))
 
     def get(self, conn: Any, id: str) -> Job | None:
         """The job with this id as the Connection (or Session) sees it, or None.
@@ -218,8 +221,11 @@ class Queue:
             raise error.at(place) from error
         return job
 
-    def _insert(self, on: object, jobs: list[NewJob], method: str) -> list[Enqueued]:
-        return store.insert_jobs(connection_of(on, self.tables, method), self.tables, jobs=jobs)
+    def _insert(self, on: object, jobs: list[NewJob], method: str, copy: bool = False) -> list[Enqueued]:
+        conn = connection_of(on, self.tables, method)
+        if copy:
+            return [Enqueued(id_, True) for id_ in store.copy_jobs(conn, self.tables, jobs=jobs)]
+        return store.insert_jobs(conn, self.tables, jobs=jobs)
 
 
 class JobHandle(Generic[P, R]):
