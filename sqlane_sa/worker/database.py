@@ -66,7 +66,7 @@ class Connector:
         """A pool of connections made here: the sessions of those that are lost in the middle of a call are noted, and
         each begins outside a transaction."""
         event.listen(pool, "invalidate", self._lost)
-        event.listen(pool, "checkout", _settle)  # after the application's listeners
+        event.listen(pool, last_moment(pool), _settle)  # after the application's listeners
         return pool
 
     def end_left(self, conn: Connection) -> None:
@@ -119,7 +119,13 @@ class Connector:
         return dialect.connect(*arguments, **options, **ours)
 
 
-def _settle(connection: Any, record: Any, proxy: Any) -> None:
+def last_moment(pool: Pool) -> str:
+    """The event after which nobody has touched a connection before its use: each checkout, where the application
+    listens to those."""
+    return "checkout" if pool.dispatch.checkout else "connect"
+
+
+def _settle(connection: Any, record: Any, proxy: Any = None) -> None:
     """A listener of the application's, that sets or asks something on each connection, may have begun a transaction:
     in one, no isolation level can be set."""
     connection.commit()

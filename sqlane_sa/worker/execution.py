@@ -32,6 +32,8 @@ log = logging.getLogger("sqlane_sa.worker")
 
 COMPLETED = Completed()
 NOT_BEGUN_PAUSE = 1.0
+LARGE_TEXT = 1000
+"""Characters of a payload that are not kept beside its value until the result is written."""
 
 
 class LeaseLostError(SqlaneError):
@@ -97,7 +99,10 @@ class Execution:
             raise AttemptsExhaustedError(claimed.attempts, claimed.max_attempts)
         if text is None:
             raise PayloadError("the payload of this job is missing", place="payload")
-        return decode(text)
+        payload = decode(text)
+        if len(text) > LARGE_TEXT:
+            job.claimed = claimed._replace(payload_text=None)
+        return payload
 
     def _call(self, job: RunningJob, payload: Any, context: JobContext | None) -> Any:
         handler = job.definition.handler
@@ -126,7 +131,7 @@ class Execution:
         end_if_child(self._process)
 
     def _run_transactional(self, job: RunningJob, payload: Any) -> None:
-        with ExitStack() as stack:
+        with ExitStack() as ending, ExitStack() as stack:
             conn = self._begin(job, stack)
             context = JobContext(job, self._queue, self._transaction, self._deadlines, conn)
             with only_ours(conn):
@@ -139,9 +144,9 @@ class Execution:
             if job.cancelled == TIMEOUT:
                 raise JobTimeoutError(job.definition.timeout or 0.0)
             job.completing = True
-            with self._deadlines.limit(conn):
-                if job.cancelled == LEASE_LOST or not store.complete(conn, self._queue.tables, jobs=[job]):
-                    raise LeaseLostError("the lease was lost; the handler's transaction is rolled back")
+            ending.enter_context(self._deadlines.limit(conn))  # until the commit is answered
+            if job.cancelled == LEASE_LOST or not store.complete(conn, self._queue.tables, jobs=[job]):
+                raise LeaseLostError("the lease was lost; the handler's transaction is rolled back")
 
     def _begin(self, job: RunningJob, stack: ExitStack) -> Connection:
         try:

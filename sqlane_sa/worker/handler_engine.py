@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine.base import OptionEngine
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool, Pool, QueuePool
 
-from sqlane_sa.worker.database import Connector
+from sqlane_sa.worker.database import Connector, last_moment
 from sqlane_sa.worker.driver import has_arrived
 
 USED = "sqlane_used"
@@ -84,16 +84,16 @@ def _like(old: Pool, connector: Connector, size: int) -> Pool:
         )
     else:
         pool = NullPool(connector, dialect=old._dialect, _dispatch=old.dispatch)
+    moment = last_moment(pool)
     connector.followed(pool)
-    # Last: the application's listeners, and what they may have begun, come before it.
-    event.listen(pool, "checkout", _pin_isolation(old))
+    event.listen(pool, moment, _pin_isolation(old))  # when it has ended what the listeners may have begun
     return pool
 
 
-def _pin_isolation(pool: Pool) -> Callable[[Any, Any, Any], None]:
+def _pin_isolation(pool: Pool) -> Callable[..., None]:
     dialect: Any = pool._dialect
 
-    def pin(connection: Any, record: Any, proxy: Any) -> None:
+    def pin(connection: Any, record: Any, proxy: Any = None) -> None:
         dialect.set_isolation_level(connection, "READ COMMITTED")
 
     return pin

@@ -50,8 +50,9 @@ def read_committed(engine: Engine, deadlines: Deadlines) -> Iterator[Connection]
                     try:
                         yield conn
                     finally:
-                        # Commit or rollback, and the return to the pool.
-                        ending.enter_context(deadlines.limit(conn))
+                        # Commit or rollback, and the return to the pool. One call, where the last step was limited.
+                        if deadlines.here is None:
+                            ending.enter_context(deadlines.limit(conn))
             except BaseException as error:
                 if _ends_the_session(error):
                     conn.invalidate()

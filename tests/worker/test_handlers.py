@@ -157,6 +157,19 @@ def test_a_context_is_made_for_handlers_that_take_one(
     assert made == ["with"] * 5
 
 
+def test_a_large_payloads_text_is_not_kept_beside_its_value(queue: Queue, submit: Any, jobs: RunningJobs) -> None:
+    texts: list[str | None] = []
+
+    def handler(payload: list[int], ctx: JobContext) -> None:
+        texts.append(ctx._running.claimed.payload_text)
+        assert len(payload) in (3, 3000)
+
+    queue.job("any")(handler)
+    submit("any", ["[1,2,3]", str([1] * 3000)])
+    ended(jobs, 2)
+    assert sorted(text is None for text in texts) == [False, True]
+
+
 def test_jobs_handed_back_are_not_started(queue: Queue, submit: Any, jobs: RunningJobs, handlers: Handlers) -> None:
     """While handlers take the next ones over, which needs no lock: each job goes one way."""
     started: list[int] = []

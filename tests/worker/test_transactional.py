@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlane_sa import DefinitionError, Job, JobContext, Queue, Snooze, SqlaneError, Worker
+from sqlane_sa.worker import deadlines
 from tests.support import wait_until
 from tests.worker.conftest import SHORT
 
@@ -329,12 +330,15 @@ def test_what_a_transactional_job_costs(
     ping = on.dialect.do_ping
     monkeypatch.setattr(on.dialect, "do_ping", lambda connection: (count("ping")(), ping(connection))[1])
     monkeypatch.setattr("sqlane_sa.worker.handler_engine.TRUSTED", 3600.0)
+    dup = deadlines.dup
+    monkeypatch.setattr(deadlines, "dup", lambda number: (count("watched")(), dup(number))[1])
     queue.job("write", transactional=True)(lambda payload: None)
     ids = [enqueue("write") for _ in range(30)]
     with Worker(on, queue, **SHORT | {"lease": 60.0, "concurrency": 1}):
         wait_until(lambda: {job(id_).status for id_ in ids} == {"completed"})
     on.dispose()
     assert counts.pop("connect") == 1
+    assert counts.pop("watched") == 1 + 30  # also while it connects
     assert counts == {"begin": 30, "before_cursor_execute": 30, "commit": 30, "checkout": 30}
 
 
