@@ -6,6 +6,7 @@ under READ COMMITTED, and all times are the database's.
 
 from sqlane_sa.store.candidates import find_candidates, find_keyed_candidates, find_keyed_places
 from sqlane_sa.store.claim import DueJob, claim, claim_plain, pick_free
+from sqlane_sa.store.claim_keyed import KeyedClaim, claim_heads, claim_keyed
 from sqlane_sa.store.copying import copy_jobs
 from sqlane_sa.store.failure import FailResult, fail
 from sqlane_sa.store.finish import (
@@ -23,6 +24,7 @@ from sqlane_sa.store.finish import (
 from sqlane_sa.store.health import health
 from sqlane_sa.store.insert import insert_jobs
 from sqlane_sa.store.inspect import get, stats
+from sqlane_sa.store.lines import FreeLines, find_free_lines
 from sqlane_sa.store.locks import find_locked
 from sqlane_sa.store.payloads import INLINE_BYTES, read_payload_texts, read_payloads
 from sqlane_sa.store.probe import Lane, next_keyed, next_linger_end, probe, probe_lanes
@@ -40,7 +42,9 @@ __all__ = [
     "ClaimedJob",
     "DueJob",
     "FailResult",
+    "FreeLines",
     "JobLock",
+    "KeyedClaim",
     "Lane",
     "MutexSweep",
     "Recovery",
@@ -50,6 +54,8 @@ __all__ = [
     "WaitsSweep",
     "awake",
     "claim",
+    "claim_heads",
+    "claim_keyed",
     "claim_plain",
     "complete",
     "complete_and_claim",
@@ -59,6 +65,7 @@ __all__ = [
     "fail",
     "fall_asleep",
     "find_candidates",
+    "find_free_lines",
     "find_held",
     "find_keyed_candidates",
     "find_keyed_places",

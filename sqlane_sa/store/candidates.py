@@ -56,14 +56,14 @@ WITH RECURSIVE lane AS (
         ORDER BY j.priority LIMIT 1) AS n
 )"""
 
-_DUE_IN_LANE = """
+DUE_IN_LANE = """
         SELECT j.id, j.run_at, j.mutex_keys FROM {jobs} AS j
         WHERE j.status = 'pending' AND j.mutex_keys IS KEYED AND j.job_name = l.job_name AND j.priority = l.priority
           AND j.run_at <= statement_timestamp()
         ORDER BY j.run_at, j.id"""
 
 # Laterals with a LIMIT, because they can only run as index probes: a hash join would read whole tables for each job.
-_STARTABLE = """
+STARTABLE = """
     NOT EXISTS (SELECT FROM unnest(c.mutex_keys) AS k(mutex_key) CROSS JOIN LATERAL (
         SELECT FROM {mutexes} AS m WHERE m.mutex_key = k.mutex_key
         AND (m.held_until IS NULL OR m.held_until > statement_timestamp()) LIMIT 1) AS busy)
@@ -77,25 +77,42 @@ PLAIN = Statement(
     LANES.replace("KEYED", "NULL")
     + f"""
 SELECT c.id, l.job_name, l.priority, {_EPOCH.format("c")} AS run_at FROM lane AS l CROSS JOIN LATERAL ("""
-    + _DUE_IN_LANE.replace("KEYED", "NULL")
+    + DUE_IN_LANE.replace("KEYED", "NULL")
     + " LIMIT l.max_rows) AS c",
     {"names": TEXTS, "limits": INTS},
     _COLUMNS,
+)
+
+# Of the window of lane l, those that can start: at most its limit, and each further one is checked only when the limit
+# is not reached. Of those in the window that share a key, the oldest alone is worth a check: with one line in all of
+# it, the others cost more than the rest of the claim. OFFSET 0 keeps the checks from being made before that.
+STARTABLE_IN_WINDOW = (
+    """
+    SELECT c.id, c.run_at FROM (
+        SELECT r.id, r.run_at, r.mutex_keys FROM (
+            SELECT d.id, d.run_at, d.mutex_keys, k.mutex_key,
+                   rank() OVER (PARTITION BY k.mutex_key ORDER BY d.run_at, d.id) AS place
+            FROM ("""
+    + DUE_IN_LANE.replace("KEYED", "NOT NULL")
+    + """ LIMIT :window) AS d LEFT JOIN LATERAL unnest(d.mutex_keys) AS k(mutex_key) ON true) AS r
+        GROUP BY r.run_at, r.id, r.mutex_keys
+        HAVING coalesce(max(r.place) FILTER (WHERE r.mutex_key IS NOT NULL), 1) = 1
+        ORDER BY r.run_at, r.id OFFSET 0) AS c
+    WHERE """
+    + STARTABLE
+    + " ORDER BY c.run_at, c.id LIMIT l.max_rows"
 )
 
 # A row without an id says that the window of its lane is full.
 WINDOWED = Statement(
     LANES.replace("KEYED", "NOT NULL")
     + f"""
-SELECT s.id, l.job_name, l.priority, {_EPOCH.format("s")} AS run_at FROM lane AS l CROSS JOIN LATERAL (
-    SELECT c.id, c.run_at FROM ("""
-    + _DUE_IN_LANE.replace("KEYED", "NOT NULL")
-    + " LIMIT :window) AS c WHERE "
-    + _STARTABLE
-    + """ ORDER BY c.run_at, c.id LIMIT l.max_rows) AS s
+SELECT s.id, l.job_name, l.priority, {_EPOCH.format("s")} AS run_at FROM lane AS l CROSS JOIN LATERAL ("""
+    + STARTABLE_IN_WINDOW
+    + """) AS s
 UNION ALL
 SELECT NULL, l.job_name, l.priority, NULL FROM lane AS l CROSS JOIN LATERAL ("""
-    + _DUE_IN_LANE.replace("KEYED", "NOT NULL")
+    + DUE_IN_LANE.replace("KEYED", "NOT NULL")
     + " OFFSET :window - 1 LIMIT 1) AS last",
     {"names": TEXTS, "limits": INTS, "window": INT},
     _COLUMNS,
@@ -124,7 +141,7 @@ WITH RECURSIVE line AS (
 SELECT c.id, c.job_name, c.priority, """
     + _EPOCH.format("c")
     + """ AS run_at FROM head AS c WHERE """
-    + _STARTABLE
+    + STARTABLE
     + """
 UNION ALL
 SELECT NULL, l.mutex_key, CAST(0 AS smallint), NULL FROM line AS l WHERE l.place = :heads""",

@@ -47,7 +47,8 @@ FOR UPDATE SKIP LOCKED""",
     {"id": TEXT, "job_name": TEXT, "priority": SMALL, "run_at": moment(), "mutex_keys": TEXTS},
 )
 
-# The time comes along: ON CONFLICT ... WHERE may hold immutable functions only (Citus), and it must be the one by
+# The order is that of the column, as in all statements that lock keys: an array's is that of the database. The time
+# comes along: ON CONFLICT ... WHERE may hold immutable functions only (Citus), and it must be the one by
 # which the keys were judged free.
 READ_BUSY = Statement(
     """
@@ -61,7 +62,7 @@ ACQUIRE = Statement(
     """
 INSERT INTO {mutexes} AS m (mutex_key, job_id, lock_token, held_until, created_at)
 SELECT i.mutex_key, i.job_id, :lock_token, NULL, statement_timestamp()
-FROM unnest(CAST(:keys AS text[]), CAST(:ids AS text[])) AS i(mutex_key, job_id) ORDER BY i.mutex_key
+FROM unnest(CAST(:keys AS text[]), CAST(:ids AS text[])) AS i(mutex_key, job_id) ORDER BY i.mutex_key COLLATE "C"
 ON CONFLICT (mutex_key) DO UPDATE
 SET job_id = excluded.job_id, lock_token = excluded.lock_token, held_until = NULL, created_at = excluded.created_at
 WHERE m.held_until <= :now
@@ -75,7 +76,7 @@ PUT_BACK = Statement(
     {"ids": TEXTS, "lock_token": TEXT},
 )
 
-_SET_RUNNING = f"""
+SET_RUNNING = f"""
 UPDATE {{jobs}} SET status = 'running', lock_token = :lock_token, locked_by = :locked_by,
     locked_until = statement_timestamp() + CAST(:lease_ms AS bigint) * interval '1 millisecond',
     started_at = statement_timestamp(), timed_out_at = NULL, updated_at = statement_timestamp()
@@ -83,7 +84,7 @@ WHERE ROWS
 RETURNING {READ_CLAIMED}"""
 
 START = Statement(
-    _SET_RUNNING.replace("ROWS", "id = ANY(CAST(:ids AS text[]))"),
+    SET_RUNNING.replace("ROWS", "id = ANY(CAST(:ids AS text[]))"),
     {"ids": TEXTS, "lock_token": TEXT, "locked_by": TEXT, "lease_ms": BIG},
     CLAIMED,
 )
@@ -109,7 +110,7 @@ picked AS MATERIALIZED (
           AND j.run_at <= statement_timestamp() AND (j.run_at, j.id) > (l.after_time, l.after_id)
         ORDER BY j.run_at, j.id LIMIT l.max_rows FOR UPDATE SKIP LOCKED) AS c
 ), started AS ("""
-    + _SET_RUNNING.replace("ROWS", "ctid = ANY(ARRAY(SELECT ctid FROM picked))")
+    + SET_RUNNING.replace("ROWS", "ctid = ANY(ARRAY(SELECT ctid FROM picked))")
     + ")"
 )
 STARTING_BINDS: Types = {

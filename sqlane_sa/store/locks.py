@@ -64,11 +64,8 @@ ARRAY(SELECT m.mutex_key FROM unnest(CAST(:ids AS text[]), CAST(:tokens AS text[
     ORDER BY m.mutex_key)"""
 
 # Locked by key first: a late finish of an old lock and its recovery may meet on the same two keys.
-LOCK_HOLDS = Statement(
-    "SELECT mutex_key FROM {mutexes} WHERE mutex_key = ANY(" + _HELD + ") ORDER BY mutex_key FOR UPDATE",
-    PAIRS,
-    {"mutex_key": TEXT},
-)
+_LOCK_HOLDS = "SELECT mutex_key FROM {mutexes} WHERE mutex_key = ANY(" + _HELD + ") ORDER BY mutex_key FOR UPDATE"
+LOCK_HOLDS = Statement(_LOCK_HOLDS, PAIRS, {"mutex_key": TEXT})
 
 _HOLDS = """
     SELECT m.mutex_key, m.job_id, m.lock_token
@@ -94,18 +91,22 @@ FIND_LOCKED = Statement(
     {"id": TEXT, "lock_token": TEXT},
 )
 
-# Somebody may wait for a freed key without knowing that it is free: wake like an enqueue, and only then.
+# All are locked before the first is deleted: the count makes it so, under any plan. What has been taken over in the
+# meantime is judged anew by the delete. Somebody may wait for a freed key without knowing that it is free: wake like an
+# enqueue, and only then.
 FREE = Statement(
-    """
-WITH freed AS (
+    "WITH held AS MATERIALIZED ("
+    + _LOCK_HOLDS
+    + """
+), freed AS (
     DELETE FROM {mutexes} AS m USING unnest(CAST(:ids AS text[]), CAST(:tokens AS text[])) AS i(id, lock_token)
-    WHERE m.mutex_key = ANY(CAST(:keys AS text[])) AND m.job_id = i.id AND m.lock_token = i.lock_token
+    WHERE (SELECT count(*) FROM held) > 0 AND m.job_id = i.id AND m.lock_token = i.lock_token
     RETURNING m.mutex_key)
 SELECT pg_notify(:channel, '')
-WHERE EXISTS (SELECT FROM freed AS f CROSS JOIN LATERAL (
-                  SELECT FROM {waits} AS w WHERE w.mutex_key = f.mutex_key LIMIT 1) AS w)
-  AND EXISTS (SELECT FROM {sleepers} WHERE asleep_until > statement_timestamp())""",
-    PAIRS | {"keys": TEXTS, "channel": TEXT},
+WHERE EXISTS (SELECT FROM {sleepers} WHERE asleep_until > statement_timestamp())
+  AND EXISTS (SELECT FROM freed AS f CROSS JOIN LATERAL (
+                  SELECT FROM {waits} AS w WHERE w.mutex_key = f.mutex_key LIMIT 1) AS w)""",
+    PAIRS | {"channel": TEXT},
 )
 
 LINGER = Statement(
@@ -143,10 +144,9 @@ def find_locked(conn: Connection, /, tables: Tables, *, jobs: Iterable[Locked]) 
 
 def free_keys(conn: Connection, tables: Tables, jobs: Iterable[Locked]) -> None:
     """Free the keys held under these locks, whether or not the jobs still run under them."""
-    jobs = _keyed(jobs)
-    keys = lock_holds(conn, tables, jobs)
-    if keys:
-        conn.execute(FREE.on(tables), {**pairs(jobs), "keys": keys, "channel": tables.channel}).close()
+    held = pairs(_keyed(jobs))
+    if held["ids"]:
+        conn.execute(FREE.on(tables), {**held, "channel": tables.channel}).close()
 
 
 def linger_keys(conn: Connection, tables: Tables, jobs: Iterable[Locked], linger_ms: int) -> None:

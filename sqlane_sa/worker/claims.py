@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from sqlalchemy import Connection
 
@@ -35,6 +35,12 @@ class Aside(NamedTuple):
 
     at: float
     pause: float
+
+
+class Terms(TypedDict):
+    lock_token: str
+    locked_by: str
+    lease: float
 
 
 class Claims:
@@ -81,9 +87,10 @@ class Claims:
             log.warning("%d jobs were claimed by a commit whose answer was lost; they start now", len(jobs))
         return jobs
 
-    def _token(self) -> str:
+    def terms(self) -> Terms:
+        """With which the next claim, in a transaction that is `followed`, takes its jobs."""
         self._open.append(new_id())
-        return self._open[-1]
+        return {"lock_token": self._open[-1], "locked_by": self._worker_id, "lease": self._lease}
 
     @property
     def apart(self) -> bool:
@@ -100,9 +107,7 @@ class Claims:
             conn,
             self._queue.tables,
             lanes=shares,
-            lock_token=self._token(),
-            locked_by=self._worker_id,
-            lease=self._lease,
+            **self.terms(),
         )
 
     def turn(
@@ -133,28 +138,13 @@ class Claims:
             ids = store.find_candidates(conn, self._queue.tables, limits_by_name=limits, keyed_names=())
         return self._around(ids, sum(limit for *_, limit in shares), {})
 
-    def keyed(
-        self, names: Collection[str], want: int, after_key: str, *, asleep: bool
-    ) -> tuple[list[ClaimedJob], int | None]:
-        """Jobs with keys; and the milliseconds until more may start, where nobody may look before (`asleep`) or there
-        were none."""
+    def keyed_apart(self, names: Collection[str], want: int, after_key: str) -> tuple[list[ClaimedJob], int | None]:
+        """Jobs with keys around odd rows, in transactions of its own; and the milliseconds until more may start."""
         tables = self._queue.tables
         limits = dict.fromkeys(sorted(names), want + len(self._aside))
-        places: dict[str, float] = {}
-        claimed: list[ClaimedJob] = []
-        try:
-            with self.followed(), self._database.transaction() as conn:
-                places = store.find_keyed_places(conn, tables, limits_by_name=limits, after_key=after_key)
-                if not self.apart:
-                    claimed = self._claim(conn, list(places)[:want], places)
-                resting = not claimed or (asleep and len(claimed) < want)
-                next_ms = store.next_keyed(conn, tables, names=names) if resting else None
-        except Exception as error:
-            if not (places and (is_hopeless(error) or is_locked(error))):
-                raise
-            return self._around(list(places), want, places), self._next_try()
-        if not self.apart:
-            return claimed, next_ms
+        with self._database.transaction() as conn:
+            places = store.find_keyed_places(conn, tables, limits_by_name=limits, after_key=after_key)
+            next_ms = store.next_keyed(conn, tables, names=names)
         claimed = self._around(list(places), want, places)
         return claimed, min((ms for ms in (next_ms, self._next_try()) if ms is not None), default=None)
 
@@ -164,9 +154,7 @@ class Claims:
             conn,
             tables,
             candidate_ids=ids,
-            lock_token=self._token(),
-            locked_by=self._worker_id,
-            lease=self._lease,
+            **self.terms(),
             pick=partial(_pick_in_place, places),
         )
         texts = store.read_payload_texts(conn, tables, [job.id for job in claimed], max_bytes=store.INLINE_BYTES)

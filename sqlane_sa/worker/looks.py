@@ -92,8 +92,8 @@ class Looks:
             self.probe_at = 0.0 if claimed or supposed else now + self._poll_interval
 
     def keyed_names(self, now: float) -> set[str]:
-        """The names whose jobs with keys are worth a look now."""
-        return self._lanes.keyed_names(now) if self.keyed_at <= now else set()
+        """The names with due jobs that have keys. `keyed_at` is when to look at all of them."""
+        return self._lanes.keyed_names(now)
 
     def looked_keyed(self, began: float) -> None:
         self._looked_keyed = began

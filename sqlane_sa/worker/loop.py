@@ -22,6 +22,7 @@ from sqlane_sa.worker.claims import Claims
 from sqlane_sa.worker.database import Database
 from sqlane_sa.worker.handlers import Handlers
 from sqlane_sa.worker.hints import Hints
+from sqlane_sa.worker.keyed import KeyedClaims
 from sqlane_sa.worker.late import LateResults
 from sqlane_sa.worker.looks import Looks, Share
 from sqlane_sa.worker.outcomes import (
@@ -68,6 +69,7 @@ class Loop:
         self._handlers = handlers
         self._looks = Looks(names, poll_interval)
         self._claims = Claims(database, queue, worker_id=worker_id, lease=lease)
+        self._keyed = KeyedClaims(database, queue, self._claims)
         self._late = LateResults()
         self._capacity = Capacity(handlers.concurrency)
         self._lease = lease
@@ -79,7 +81,6 @@ class Loop:
         self.idle = threading.Event()
         self.settled = threading.Event()
         """No claim is on its way any more, and none will be."""
-        self._after_key = ""
         self._mark_at = 0.0
 
     def run_once(self) -> float:
@@ -277,15 +278,15 @@ class Loop:
         now = time.monotonic()
         want = self._want()
         names = self._looks.keyed_names(now) if want else set()
-        if not names:
+        looking = self._looks.keyed_at <= now
+        if not names or not (looking or self._keyed.lines):
             return []
-        self._looks.looked_keyed(now)
-        claimed, next_ms = self._claims.keyed(names, want, self._after_key, asleep=self.asleep)
-        # The walk over the keys starts where this claim ended, so that each key gets its turn.
-        self._after_key = max((key for job in claimed for key in job.mutex_keys or ()), default="")
-        if len(claimed) < want:
-            self._looks.rest_keyed(now, next_ms, self.asleep)
-        return claimed
+        if looking:
+            self._looks.looked_keyed(now)
+        look = self._keyed.claim(names, want, looking=looking, asleep=self.asleep)
+        if look.rest:
+            self._looks.rest_keyed(now, look.next_ms, self.asleep)
+        return look.claimed
 
     def _probe(self, conn: Connection) -> None:
         began = time.monotonic()
@@ -297,7 +298,7 @@ class Loop:
     def _after_write(self, results: Sequence[Result]) -> None:
         if any(not isinstance(outcome, Completed) for _, outcome in results):
             self._looks.probe_at = 0.0  # to learn when the retried and released ones are due
-        if any(job.claimed.mutex_keys for job, _ in results):
+        if any(job.claimed.mutex_keys and not isinstance(outcome, Completed) for job, outcome in results):
             self._looks.keyed_at = 0.0
 
     def _forget(self, finished: Sequence[Finished]) -> None:
@@ -305,8 +306,7 @@ class Loop:
             if job in self._late:
                 continue
             self._jobs.remove(job)
-            if job.claimed.mutex_keys:
-                self._looks.keyed_at = 0.0
+            self._keyed.lines.add(job.claimed.mutex_keys or ())
 
     def _start(self, claimed: Sequence[ClaimedJob]) -> None:
         if not claimed:
