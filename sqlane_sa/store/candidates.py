@@ -63,13 +63,16 @@ DUE_IN_LANE = """
         ORDER BY j.run_at, j.id"""
 
 # Laterals with a LIMIT, because they can only run as index probes: a hash join would read whole tables for each job.
+# coalesce() keeps the planner from the partial index of what is pending: where ANALYZE has found nothing pending, it
+# looks like an empty page, and a plan that stays would read all of it for each probe.
 STARTABLE = """
     NOT EXISTS (SELECT FROM unnest(c.mutex_keys) AS k(mutex_key) CROSS JOIN LATERAL (
         SELECT FROM {mutexes} AS m WHERE m.mutex_key = k.mutex_key
         AND (m.held_until IS NULL OR m.held_until > statement_timestamp()) LIMIT 1) AS busy)
     AND NOT EXISTS (SELECT FROM unnest(c.mutex_keys) AS k(mutex_key) CROSS JOIN LATERAL (
         SELECT FROM {waits} AS w CROSS JOIN LATERAL (
-            SELECT FROM {jobs} AS a WHERE a.id = w.job_id AND a.status = 'pending' AND a.mutex_keys IS NOT NULL
+            SELECT FROM {jobs} AS a
+            WHERE a.id = w.job_id AND coalesce(a.status, '') = 'pending' AND a.mutex_keys IS NOT NULL
             AND (a.run_at, a.id) < (c.run_at, c.id) LIMIT 1) AS pending
         WHERE w.mutex_key = k.mutex_key AND (w.run_at, w.job_id) < (c.run_at, c.id) LIMIT 1) AS ahead)"""
 
@@ -132,7 +135,7 @@ WITH RECURSIVE line AS (
         SELECT j.id, j.job_name, j.priority, j.run_at, j.mutex_keys
         FROM {waits} AS w CROSS JOIN LATERAL (
             SELECT a.id, a.job_name, a.priority, a.run_at, a.mutex_keys FROM {jobs} AS a
-            WHERE a.id = w.job_id AND a.status = 'pending' AND a.mutex_keys IS NOT NULL
+            WHERE a.id = w.job_id AND coalesce(a.status, '') = 'pending' AND a.mutex_keys IS NOT NULL
             AND a.run_at <= statement_timestamp() LIMIT 1) AS j
         WHERE w.mutex_key = l.mutex_key AND w.run_at <= statement_timestamp()
         ORDER BY w.run_at, w.job_id LIMIT 1) AS h

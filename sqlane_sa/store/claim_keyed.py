@@ -30,10 +30,11 @@ from sqlane_sa.schema import Tables
 from sqlane_sa.statement import BIG, INT, INTS, TEXT, TEXTS, Statement, Types
 from sqlane_sa.store.candidates import DUE_IN_LANE, LANES, STARTABLE, STARTABLE_IN_WINDOW, WINDOW
 from sqlane_sa.store.claim import PUT_BACK, SET_RUNNING
-from sqlane_sa.store.claimed import CLAIMED, claimed_jobs
+from sqlane_sa.store.claimed import CLAIMED
 from sqlane_sa.store.finish import renew_leases
 from sqlane_sa.store.lines import HEADS_OF_KEYS
 from sqlane_sa.store.payloads import INLINE_BYTES
+from sqlane_sa.store.reading import distinct_keys
 from sqlane_sa.values.duration import seconds, to_ms
 from sqlane_sa.values.job import ClaimedJob
 
@@ -49,12 +50,18 @@ _CHOSEN = """, chosen AS MATERIALIZED (
 )"""
 
 # The lateral with FOR UPDATE cannot be pulled up into a join, and what it waited for is judged anew. How many keys each
-# job lacks is counted in one pass: without hash and merge joins, anything else compares each with each.
+# job lacks is counted in one pass: without hash and merge joins, anything else compares each with each; and without an
+# aggregate of its own for the many jobs with one key.
+#
+# Places in the lines are only ever inserted and deleted, so that one of the snapshot is where it was; a DELETE with
+# USING makes a row of each row that it joins, which costs more than the deletion. A job that was handed back since the
+# snapshot leaves its new place behind: without its pending job it counts nothing, and it is swept.
 _TAKEN = (
     """, locked AS MATERIALIZED (
     SELECT j.id, j.run_at, j.mutex_keys FROM chosen AS c CROSS JOIN LATERAL (
         SELECT j.id, j.run_at, j.mutex_keys FROM {jobs} AS j
-        WHERE j.id = c.id AND j.status = 'pending' AND j.run_at = c.run_at AND j.run_at <= statement_timestamp()
+        WHERE j.id = c.id AND coalesce(j.status, '') = 'pending'
+          AND j.run_at = c.run_at AND j.run_at <= statement_timestamp()
         FOR UPDATE SKIP LOCKED) AS j
 ), acquired AS (
     INSERT INTO {mutexes} AS m (mutex_key, job_id, lock_token, held_until, created_at)
@@ -69,17 +76,23 @@ _TAKEN = (
 ), counted AS MATERIALIZED (
     SELECT n.id, sum(n.lacks) AS lacks, count(*) - 1 AS got, max(n.run_at) AS run_at, max(n.mutex_keys) AS mutex_keys
     FROM (
-        SELECT l.id, (SELECT count(DISTINCT k.mutex_key) FROM unnest(l.mutex_keys) AS k(mutex_key)) AS lacks,
-               l.run_at, l.mutex_keys
+        SELECT l.id, l.run_at, l.mutex_keys,
+               CASE WHEN array_ndims(l.mutex_keys) = 1 AND cardinality(l.mutex_keys) = 1
+                         AND l.mutex_keys[array_lower(l.mutex_keys, 1)] IS NOT NULL THEN 1
+                    ELSE (SELECT CAST(count(DISTINCT k.mutex_key) AS integer)
+                          FROM unnest(l.mutex_keys) AS k(mutex_key)) END AS lacks
         FROM locked AS l
-        UNION ALL SELECT a.job_id, -1, NULL, NULL FROM acquired AS a) AS n
+        UNION ALL SELECT a.job_id, NULL, NULL, -1 FROM acquired AS a) AS n
     GROUP BY n.id
 ), started AS ("""
-    + SET_RUNNING.replace("IDS", "ARRAY(SELECT id FROM counted WHERE lacks = 0)")
+    + SET_RUNNING.replace("ROWS", "id = ANY(ARRAY(SELECT id FROM counted WHERE lacks = 0))")
     + """
 ), off AS (
-    DELETE FROM {waits} AS w USING counted AS c CROSS JOIN LATERAL unnest(c.mutex_keys) AS k(mutex_key)
-    WHERE c.lacks = 0 AND w.mutex_key = k.mutex_key AND w.run_at = c.run_at AND w.job_id = c.id
+    DELETE FROM {waits} WHERE ctid = ANY(ARRAY(
+        SELECT p.ctid FROM counted AS c CROSS JOIN LATERAL unnest(c.mutex_keys) AS k(mutex_key) CROSS JOIN LATERAL (
+            SELECT w.ctid FROM {waits} AS w
+            WHERE w.mutex_key = k.mutex_key AND w.run_at = c.run_at AND w.job_id = c.id LIMIT 1) AS p
+        WHERE c.lacks = 0))
 )"""
 )
 
@@ -92,7 +105,8 @@ SELECT """
         WHERE p.id = s.id AND octet_length(CAST(p.payload AS text)) <= :inline_bytes) AS payload_text,
        o.lost, o.short_names,
        CAST(extract(epoch FROM clock_timestamp() - statement_timestamp()) AS double precision) AS took
-FROM (SELECT ARRAY(SELECT id FROM counted WHERE lacks > 0 AND got > 0) AS lost, SHORT AS short_names) AS o
+FROM (SELECT nullif(ARRAY(SELECT id FROM counted WHERE lacks > 0 AND got > 0), '{}') AS lost,
+             nullif(SHORT, '{}') AS short_names) AS o
 LEFT JOIN started AS s ON true
 ORDER BY s.priority, s.run_at, s.id"""
 )
@@ -221,7 +235,7 @@ def _claim(
     *_, lost, short_names, took = rows[0]
     if lost:
         conn.execute(PUT_BACK.on(tables), {"ids": lost, "lock_token": lock_token})
-    jobs = claimed_jobs(row[:-3] for row in rows if row[0] is not None)
+    jobs = [ClaimedJob._make((*row[:6], distinct_keys(row[6]), *row[7:-3])) for row in rows if row[0] is not None]
     if jobs and took > LONG_WAIT * seconds(lease, "lease"):
         renew_leases(conn, tables, jobs=jobs, lease=lease)
     return KeyedClaim(jobs, short_names or [])

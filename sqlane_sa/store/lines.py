@@ -17,7 +17,7 @@ _HEAD = """
         SELECT j.id, j.job_name, j.priority, j.run_at, j.mutex_keys
         FROM {waits} AS w CROSS JOIN LATERAL (
             SELECT a.id, a.job_name, a.priority, a.run_at, a.mutex_keys FROM {jobs} AS a
-            WHERE a.id = w.job_id AND a.status = 'pending' AND a.mutex_keys IS NOT NULL
+            WHERE a.id = w.job_id AND coalesce(a.status, '') = 'pending' AND a.mutex_keys IS NOT NULL
             AND a.run_at <= statement_timestamp() LIMIT 1) AS j
         WHERE w.mutex_key = l.mutex_key AND w.run_at <= statement_timestamp()
         ORDER BY w.run_at, w.job_id LIMIT 1) AS h

@@ -91,23 +91,28 @@ FIND_LOCKED = Statement(
     {"id": TEXT, "lock_token": TEXT},
 )
 
-# All are locked before the first is deleted: the count makes it so, under any plan. What has been taken over in the
-# meantime is judged anew by the delete. Somebody may wait for a freed key without knowing that it is free: wake like an
+# Locked in the order of the keys, and judged anew after a wait: what has been taken over since is left alone. With what
+# it then holds, the statement deletes. Somebody may wait for a freed key without knowing that it is free: wake like an
 # enqueue, and only then.
-FREE = Statement(
-    "WITH held AS MATERIALIZED ("
-    + _LOCK_HOLDS
-    + """
+FREEING = """
+held AS MATERIALIZED (
+    SELECT h.mutex_key FROM (
+        SELECT m.mutex_key, i.id, i.lock_token
+        FROM unnest(CAST(:ids AS text[]), CAST(:tokens AS text[])) AS i(id, lock_token) CROSS JOIN LATERAL (
+            SELECT h.mutex_key FROM {mutexes} AS h WHERE h.job_id = i.id AND h.lock_token = i.lock_token) AS m
+        ORDER BY m.mutex_key) AS i
+    CROSS JOIN LATERAL (
+        SELECT h.mutex_key FROM {mutexes} AS h
+        WHERE h.mutex_key = i.mutex_key AND h.job_id = i.id AND h.lock_token = i.lock_token FOR UPDATE) AS h
 ), freed AS (
-    DELETE FROM {mutexes} AS m USING unnest(CAST(:ids AS text[]), CAST(:tokens AS text[])) AS i(id, lock_token)
-    WHERE (SELECT count(*) FROM held) > 0 AND m.job_id = i.id AND m.lock_token = i.lock_token
-    RETURNING m.mutex_key)
-SELECT pg_notify(:channel, '')
-WHERE EXISTS (SELECT FROM {sleepers} WHERE asleep_until > statement_timestamp())
-  AND EXISTS (SELECT FROM freed AS f CROSS JOIN LATERAL (
-                  SELECT FROM {waits} AS w WHERE w.mutex_key = f.mutex_key LIMIT 1) AS w)""",
-    PAIRS | {"channel": TEXT},
-)
+    DELETE FROM {mutexes} WHERE mutex_key = ANY(ARRAY(SELECT mutex_key FROM held)) RETURNING mutex_key
+), woken AS (
+    SELECT pg_notify(:channel, '')
+    WHERE EXISTS (SELECT FROM {sleepers} WHERE asleep_until > statement_timestamp())
+      AND EXISTS (SELECT FROM freed AS f CROSS JOIN LATERAL (
+                      SELECT FROM {waits} AS w WHERE w.mutex_key = f.mutex_key LIMIT 1) AS w)
+)"""
+FREE = Statement("WITH" + FREEING + "\nSELECT FROM woken", PAIRS | {"channel": TEXT})
 
 LINGER = Statement(
     """
