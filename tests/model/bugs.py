@@ -79,7 +79,7 @@ BUGS: Mapping[str, Bug] = {
         OPERATIONS,
         (
             Edit("locks.LOCK_HOLDS", " AND h.lock_token = i.lock_token", ""),
-            Edit("locks.FREE", " AND m.lock_token = i.lock_token", ""),
+            Edit("locks.FREE", " AND h.lock_token = i.lock_token", "", times=2),
         ),
     ),
     "complete without the status": without(RUNNING, "finish.COMPLETE", by=HAND),

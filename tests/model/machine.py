@@ -99,6 +99,16 @@ class StoreMachine(Sequence):
         """Whatever the rows are: the look was long ago."""
         self.started(op.claim(self.chosen_ids(chosen), f"any-{self.number()}", lease * TICK, take_all))
 
+    @rule(n=st.integers(1, 3), narrow=st.booleans(), lease=ticks)
+    def claim_keyed(self, n: int, narrow: bool, lease: int) -> None:
+        """As a worker does, in one statement."""
+        names = NAMES[:2] if narrow else NAMES
+        self.started(op.claim_keyed(names, n, f"{IN_LINE}{self.number()}", lease * TICK))
+
+    @rule(n=st.integers(1, 3), keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=3), lease=ticks)
+    def claim_heads(self, n: int, keys: list[str], lease: int) -> None:
+        self.started(op.claim_heads(keys, NAMES, n, f"{IN_LINE}{self.number()}", lease * TICK))
+
     @rule(n=st.integers(1, 2), priorities=st.lists(st.integers(-1, 1), min_size=1, unique=True), lease=ticks)
     def claim_plain(self, n: int, priorities: list[int], lease: int) -> None:
         lanes = [(name, priority, n) for name in NAMES for priority in priorities]

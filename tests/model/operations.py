@@ -98,6 +98,38 @@ def claim_plain(lanes: Sequence[tuple[str, int, int]], token: str, lease: float)
     return Operation(f"claim plain {list(lanes)} as {token}", run, predict)
 
 
+def claim_keyed(names: Sequence[str], n: int, token: str, lease: float) -> Operation:
+    def run(conn: sa.Connection) -> Any:
+        by: Any = {"lock_token": token, "locked_by": "w" + token, "lease": lease}
+        claimed = store.claim_keyed(conn, TABLES, names=names, limit=n, **by).jobs
+        return [(*_claimed(job), job.payload_text) for job in claimed]
+
+    return Operation(
+        f"claim {n} with keys as {token}",
+        run,
+        lambda model, _: _started_in_order(model, model.keyed_candidates(names, n), token, lease),
+    )
+
+
+def claim_heads(keys: Sequence[str], names: Sequence[str], n: int, token: str, lease: float) -> Operation:
+    def run(conn: sa.Connection) -> Any:
+        by: Any = {"lock_token": token, "locked_by": "w" + token, "lease": lease}
+        claimed = store.claim_heads(conn, TABLES, keys=keys, names=names, limit=n, **by)
+        return [(*_claimed(job), job.payload_text) for job in claimed]
+
+    return Operation(
+        f"claim {n} of the lines of {list(keys)} as {token}",
+        run,
+        lambda model, _: _started_in_order(model, model.keyed_candidates(names, n, keys), token, lease),
+    )
+
+
+def _started_in_order(model: Model, ids: Sequence[str], token: str, lease: float) -> Any:
+    started = model.claim(ids, token, "w" + token, lease, False)
+    started.sort(key=lambda job: (job.priority, job.run_at, job.id))
+    return [(*_started(model, job), model.payloads[job.id]) for job in started]
+
+
 def _claimed(job: ClaimedJob) -> tuple[Any, ...]:
     keys = job.mutex_keys and tuple(job.mutex_keys)
     times = [micro_of(moment) for moment in (job.enqueued_at, job.run_at)]

@@ -68,6 +68,18 @@ class State:
                 placed.append((job.priority, turns[job.priority], order(job), job.id))
         return [id_ for *_, id_ in sorted(placed)]
 
+    def keyed_candidates(self, names: Collection[str], n: int, keys: Collection[str] | None = None) -> list[str]:
+        """The `n` best of those with keys; or of the lines of these keys."""
+        jobs = [job for job in self.startable(set(names)) if job.keys]
+        if keys is not None:
+            jobs = [job for job in jobs if not set(keys).isdisjoint(job.keys)]
+        turns: dict[tuple[str, int], int] = {}
+        placed = []
+        for job in sorted(jobs, key=lambda job: (job.priority, order(job))):
+            turn = turns[job.job_name, job.priority] = turns.get((job.job_name, job.priority), 0) + 1
+            placed.append((job.priority, turn, order(job), job.id))
+        return [id_ for *_, id_ in sorted(placed)][:n]
+
     def held(self, lock: Lock) -> JobRow | None:
         job = self.jobs.get(lock.id)
         return job if job and job.status == "running" and job.lock_token == lock.lock_token else None
