@@ -124,9 +124,7 @@ class Claims:
             jobs=completed,
             lanes=shares,
             after=after,
-            lock_token=self._token(),
-            locked_by=self._worker_id,
-            lease=self._lease,
+            **self.terms(),
         )
 
     def plain_apart(self, shares: Sequence[tuple[str, int, int]]) -> list[ClaimedJob]:

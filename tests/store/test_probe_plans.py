@@ -59,7 +59,7 @@ def analyse(engine: sa.Engine) -> None:
         conn.exec_driver_sql("VACUUM ANALYZE")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("copying.")])
 def test_a_probe_by_id_reads_the_primary_key(seen_empty: sa.Engine, name: str) -> None:
     with seen_empty.connect() as conn:
         store.pin_plans(conn)
