@@ -103,6 +103,19 @@ def claim_plain(conn: sa.Connection, queue: Queue, _: Any) -> list[ClaimedJob]:
 
 
 def claim_keyed(conn: sa.Connection, queue: Queue, _: Any) -> list[ClaimedJob]:
+    by: Any = {"lock_token": new_id(), "locked_by": "worker", "lease": LEASE}
+    claimed = store.claim_keyed(conn, queue.tables, names=["keyed"], limit=5, **by).jobs
+    store.next_keyed(conn, queue.tables, names=["keyed"])
+    return claimed
+
+
+def claim_heads(conn: sa.Connection, queue: Queue, _: Any) -> list[ClaimedJob]:
+    by: Any = {"lock_token": new_id(), "locked_by": "worker", "lease": LEASE}
+    return store.claim_heads(conn, queue.tables, keys=KEYS, names=["keyed"], limit=5, **by)
+
+
+def claim_apart(conn: sa.Connection, queue: Queue, _: Any) -> list[ClaimedJob]:
+    """Around odd rows."""
     tables = queue.tables
     ids = store.find_keyed_candidates(conn, tables, limits_by_name={"keyed": 5})
     claimed = store.claim(conn, tables, candidate_ids=ids, lock_token=new_id(), locked_by="worker", lease=LEASE)
@@ -174,6 +187,9 @@ WORKER = [
     Operation("candidates", due, candidates, reads=True),
     Operation("claim_plain", due, claim_plain),
     Operation("claim_keyed", due, claim_keyed),
+    Operation("claim_heads", due, claim_heads),
+    Operation("find_free_lines", due, lambda c, q, _: store.find_free_lines(c, q.tables, names=["keyed"]), reads=True),
+    Operation("claim_apart", due, claim_apart),
     Operation("read_payloads", due, lambda c, q, ids: store.read_payloads(c, q.tables, ids=ids), reads=True),
     Operation("renew_leases", running, lambda c, q, job: store.renew_leases(c, q.tables, jobs=[job], lease=LEASE)),
     Operation("find_held", running, lambda c, q, job: store.find_held(c, q.tables, jobs=[job]), reads=True),

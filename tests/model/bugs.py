@@ -52,6 +52,7 @@ TOKEN = " AND j.lock_token = i.lock_token"
 RUNNING = " AND j.status = 'running'"
 ROW_LOCK = "FOR UPDATE SKIP LOCKED"
 DUE = " AND run_at <= statement_timestamp()"
+KEYED_CLAIMS = ("claim_keyed.CLAIM_IN_WINDOW", "claim_keyed.CLAIM_HEADS")
 LANE_DUE = "AND j.run_at <= statement_timestamp()"
 
 
@@ -148,7 +149,25 @@ BUGS: Mapping[str, Bug] = {
     "no way back into the lines": without(
         "k.mutex_key IS NOT NULL", "finish.RETRY", "finish.RELEASE", "finish.STALL", by=OPERATIONS, instead="false"
     ),
+    "order of a key dropped in the keyed claim": without(
+        "LIMIT 1) AS ahead", *KEYED_CLAIMS, by=OPERATIONS, instead="LIMIT 0) AS ahead"
+    ),
+    "lines not left by the keyed claim": without(
+        "w.job_id = c.id", *KEYED_CLAIMS, by=OPERATIONS, instead="w.job_id = c.id AND false"
+    ),
+    "keyed claim of what is held": Bug(
+        OPERATIONS,
+        tuple(
+            edit
+            for claim in KEYED_CLAIMS
+            for edit in (
+                Edit(claim, "LIMIT 1) AS busy", "LIMIT 0) AS busy"),
+                Edit(claim, "m.held_until <= excluded.created_at", "true"),
+            )
+        ),
+    ),
     # Time
+    "keyed claim before it is due": without(LANE_DUE, "claim_keyed.CLAIM_IN_WINDOW", by=OPERATIONS, times=3),
     "claim before it is due": without(DUE, "claim.LOCK_DUE", by=OPERATIONS),
     "plain claim before it is due": without(LANE_DUE, "claim.CLAIM_PLAIN", by=OPERATIONS),
     "candidates before they are due": Bug(
