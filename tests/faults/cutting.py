@@ -66,7 +66,8 @@ class Way:
     @contextmanager
     def transaction(self, operation: Operation) -> Iterator[sa.Connection]:
         if operation.by_worker:
-            with self._database.transaction() as conn:
+            block = self._database.statement if operation.alone else self._database.transaction
+            with block() as conn:
                 yield conn
             return
         with self._deadlines.limit(), self._own.connect() as conn:

@@ -22,8 +22,8 @@ from tests.processes import app
 queue = Queue()
 OFTEN: Mapping[str, Any] = {"max_stalls": 1000, "backoff": Backoff(base=0.01, jitter=0.0)}
 OPERATIONS = (
-    "claim_plain",
-    "claim",
+    "complete_and_claim",
+    "claim_keyed",
     "complete",
     "retry_many",
     "release_many",
@@ -146,12 +146,13 @@ def kill_in_store(operation: str, moment: str) -> None:
     written = threading.Event()
 
     def call_and_die(*arguments: Any, **options: Any) -> Any:
-        if moment == "before" and any(options.get(name) for name in ("lanes", "candidate_ids", "jobs", "job", "ids")):
+        if moment == "before" and any(options.get(name) for name in ("lanes", "names", "jobs", "job", "ids")):
             die()
         if moment == "before" and (options.get("retries") or options.get("releases")):
             die()
         result = call(*arguments, **options)
-        if getattr(result, "changed", result):
+        # Whether anything was done: a claim may be a pair of empty lists.
+        if any(result) if isinstance(result, tuple | list) else result:
             written.set()
             if moment == "written":
                 die()
@@ -163,16 +164,19 @@ def kill_in_store(operation: str, moment: str) -> None:
 
 
 def kill_after_commit(written: threading.Event) -> None:
-    transaction = Database.transaction
+    for name in ("transaction", "statement"):
+        setattr(Database, name, _dying(getattr(Database, name), written))
 
+
+def _dying(block: Callable[..., Any], written: threading.Event) -> Callable[..., Any]:
     @contextmanager
-    def transaction_and_die(database: Database) -> Iterator[sa.Connection]:
-        with transaction(database) as conn:
+    def block_and_die(database: Database) -> Iterator[sa.Connection]:
+        with block(database) as conn:
             yield conn
         if written.is_set():
             die()
 
-    Database.transaction = transaction_and_die  # type: ignore[method-assign]
+    return block_and_die
 
 
 def kill_after(number: int) -> None:

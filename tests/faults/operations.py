@@ -43,6 +43,8 @@ class Operation:
     by_worker: bool = True
     reads: bool = False
     """Whether it changes nothing."""
+    alone: bool = False
+    """One statement that is its own transaction."""
 
     def __str__(self) -> str:
         return self.name
@@ -161,11 +163,25 @@ def sweep_lines(conn: sa.Connection, queue: Queue, _: Any) -> None:
     store.sweep_sleepers(conn, queue.tables)
 
 
-def turn(conn: sa.Connection, queue: Queue, job: ClaimedJob) -> None:
-    """What the loop does in one transaction: write, look and claim."""
+def turn(conn: sa.Connection, queue: Queue, job: ClaimedJob) -> store.Turn:
+    """What the loop does with jobs without keys."""
+    lanes = [("plain", 0, 5)]
+    return store.complete_and_claim(
+        conn, queue.tables, jobs=[job], lanes=lanes, after={}, lock_token=new_id(), locked_by="worker", lease=LEASE
+    )
+
+
+def long_turn(conn: sa.Connection, queue: Queue, job: ClaimedJob) -> None:
+    """What the loop does with the others in one transaction: write, look and claim."""
     store.complete(conn, queue.tables, jobs=[job])
     store.probe_lanes(conn, queue.tables)
     claim_plain(conn, queue, None)
+
+
+def plain_due_and_running(conn: sa.Connection, queue: Queue) -> ClaimedJob:
+    first = queue.enqueue(conn, "plain", {"n": 1}).id
+    queue.enqueue(conn, "plain", {"n": 2})
+    return store.claim(conn, queue.tables, candidate_ids=[first], lock_token=new_id(), locked_by="worker", lease=60)[0]
 
 
 def due_and_running(conn: sa.Connection, queue: Queue) -> ClaimedJob:
@@ -199,7 +215,8 @@ WORKER = [
     Operation("fail", running, fail),
     Operation("release", running, release),
     Operation("release_lingering", running, lambda c, q, job: release(c, q, job, linger=LEASE)),
-    Operation("turn", due_and_running, turn),
+    Operation("turn", plain_due_and_running, turn, alone=True),
+    Operation("long_turn", due_and_running, long_turn),
     Operation("find_stale", stale, lambda c, q, _: store.find_stale(c, q.tables, limit=10), reads=True),
     Operation("recover_stale", stale, recover),
     Operation("recover_for_good", stale_for_good, recover),

@@ -46,6 +46,12 @@ def work(conn: sa.Connection, queue: Queue) -> None:
     insert(conn, queue)
     insert(conn, queue, "kept")
     [job] = store.claim_plain(conn, tables, lanes=[("n", 0, 1)], lock_token=new_id(), locked_by="w", lease=LEASE)
+    turn = store.complete_and_claim(
+        conn, tables, jobs=[job], lanes=[("n", 0, 0)], after={}, lock_token=new_id(), locked_by="w", lease=LEASE
+    )
+    assert turn == ([], [])
+    insert(conn, queue)
+    [job] = store.claim_plain(conn, tables, lanes=[("n", 0, 1)], lock_token=new_id(), locked_by="w", lease=LEASE)
     store.mark_timed_out(conn, tables, jobs=[job])
     store.retry(conn, tables, job=job, delay=0)
     insert(conn, queue, id=new_id(), delay=LEASE, mutex_keys=["k"])
