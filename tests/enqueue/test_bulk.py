@@ -129,3 +129,41 @@ def test_a_job_may_be_enqueued_again(conn: sa.Connection, queue: Queue) -> None:
     first, second = queue.enqueue_many(conn, [one, one])
     assert first.id != second.id
     assert [job and job.payload for job in (queue.get(conn, first.id), queue.get(conn, second.id))] == ["again"] * 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"mutex_keys": ["a", "b"]}, {"delay": 5, "priority": 1}, {"run_at": datetime(2030, 1, 1, tzinfo=UTC)}],
+)
+def test_one_job_is_one_statement_of_plain_values(engine: sa.Engine, queue: Queue, options: dict[str, Any]) -> None:
+    """No array of one, and the SQL is compiled once: a job one by one is what most applications enqueue."""
+    sent: list[Any] = []
+    compiled: list[str] = []
+    with engine.connect() as conn:
+        queue.enqueue(conn, "n", 0, **options)
+        sa.event.listen(
+            engine, "before_cursor_execute", lambda conn, cursor, sql, values, *_: sent.append((sql, values))
+        )
+        sa.event.listen(engine, "before_execute", lambda *_: compiled.append("compiled"))
+        for i in range(3):
+            queue.enqueue(conn, "n", i, **options)
+    assert len(sent) == 3 and not compiled
+    assert len({id(sql) for sql, _ in sent}) == 1, "the same string"
+    keys = {values.pop("mutex_keys", None) for _, values in sent}
+    assert keys == ({'{"a","b"}'} if "mutex_keys" in options else {None})
+    assert not any(str(value).startswith("{") for _, values in sent for value in values.values())
+
+
+def test_jobs_that_differ_in_their_payloads_alone_send_no_more_than_those(engine: sa.Engine, queue: Queue) -> None:
+    sizes: list[int] = []
+    queue.define("long." + "x" * 200)
+    with engine.connect() as conn:
+        sa.event.listen(
+            engine, "before_cursor_execute", lambda conn, cursor, sql, values, *_: sizes.append(len(str(values)))
+        )
+        alike = [queue.new("long." + "x" * 200, i) for i in range(2000)]
+        queue.enqueue_many(conn, alike)
+        queue.enqueue_many(conn, [*alike[1:], queue.new("n")])
+        found = conn.execute(sa.text("SELECT count(*), min(max_attempts), max(max_stalls) FROM sqlane_jobs")).one()
+    assert sizes[0] < 2000 * 40 < 2000 * 200 < sizes[1]
+    assert tuple(found) == (4000, 5, 3)

@@ -166,6 +166,12 @@ def test_keys_that_json_would_change_or_postgresql_refuse(key: Any) -> None:
     assert error.value == key
 
 
+@pytest.mark.parametrize("value", [1, 1.5, "a", None, True, {}, {"user_id": 7, "kind": "welcome", "at": None}])
+def test_the_short_way_serves_the_usual(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "_Walk", None)
+    assert json.loads(encode(value)) == value
+
+
 def test_depth() -> None:
     assert decode(encode(nested(MAX_DEPTH, 1))) == nested(MAX_DEPTH, 1)
     error = refused(nested(MAX_DEPTH + 1))
