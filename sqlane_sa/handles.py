@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
@@ -68,8 +67,11 @@ async def run_on(on: object, method: str, operation: Callable[[Any], Result]) ->
 
 def _is_session(on: object) -> TypeGuard[Session | scoped_session[Session]]:
     """Loads no ORM: where there is a session, somebody has."""
-    orm: Any = sys.modules.get("sqlalchemy.orm")
-    return orm is not None and isinstance(on, (orm.Session, orm.scoped_session))
+    if not any(base.__module__.startswith("sqlalchemy.orm.") for base in type(on).__mro__):
+        return False
+    from sqlalchemy.orm import Session, scoped_session
+
+    return isinstance(on, Session | scoped_session)
 
 
 def _is_async(on: object) -> bool:
