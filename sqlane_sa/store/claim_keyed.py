@@ -20,11 +20,12 @@ renewed from after it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Double
+from sqlalchemy import Connection
 
 from sqlane_sa.schema import Tables
 from sqlane_sa.statement import BIG, INT, INTS, TEXT, TEXTS, Statement, Types
@@ -103,8 +104,7 @@ SELECT """
     + """,
        (SELECT CAST(p.payload AS text) FROM {payloads} AS p
         WHERE p.id = s.id AND octet_length(CAST(p.payload AS text)) <= :inline_bytes) AS payload_text,
-       o.lost, o.short_names,
-       CAST(extract(epoch FROM clock_timestamp() - statement_timestamp()) AS double precision) AS took
+       o.lost, o.short_names
 FROM (SELECT nullif(ARRAY(SELECT id FROM counted WHERE lacks > 0 AND got > 0), '{}') AS lost,
              nullif(SHORT, '{}') AS short_names) AS o
 LEFT JOIN started AS s ON true
@@ -119,7 +119,7 @@ _BINDS: Types = {
     "lease_ms": BIG,
     "inline_bytes": INT,
 }
-_COLUMNS: Types = {**CLAIMED, "payload_text": TEXT, "lost": TEXTS, "short_names": TEXTS, "took": Double()}
+_COLUMNS: Types = {**CLAIMED, "payload_text": TEXT, "lost": TEXTS, "short_names": TEXTS}
 
 # A lane is short when its window is full, and too few of it and the better ones can start: there may be more behind.
 CLAIM_IN_WINDOW = Statement(
@@ -231,11 +231,13 @@ def _claim(
         "inline_bytes": INLINE_BYTES,
         **more,
     }
+    began = time.monotonic()
     rows = conn.execute(statement.on(tables), parameters).all()
-    *_, lost, short_names, took = rows[0]
+    took = time.monotonic() - began
+    *_, lost, short_names = rows[0]
     if lost:
         conn.execute(PUT_BACK.on(tables), {"ids": lost, "lock_token": lock_token})
-    jobs = [ClaimedJob._make((*row[:6], distinct_keys(row[6]), *row[7:-3])) for row in rows if row[0] is not None]
+    jobs = [ClaimedJob._make((*row[:6], distinct_keys(row[6]), *row[7:-2])) for row in rows if row[0] is not None]
     if jobs and took > LONG_WAIT * seconds(lease, "lease"):
         renew_leases(conn, tables, jobs=jobs, lease=lease)
     return KeyedClaim(jobs, short_names or [])

@@ -132,8 +132,7 @@ ROW = {
 ASIDE = {
     "claim other": start(OTHER, "other"),
     "claim plain": start("plain", "p"),
-    "claim keyed": op.claim_keyed(["a"], 20, "keyed", 5 * TICK),
-    "claim the heads of lines": op.claim_heads(["k", "q"], ["a"], 20, "heads", 5 * TICK),
+    "claim the head of the line": op.claim_heads(["k"], ["a"], 20, "heads", 5 * TICK),
     "sweep": op.sweep_mutexes(100),
     "delete expired": op.delete_expired(100),
 }
@@ -150,6 +149,7 @@ ALONE = {
     "claim plain": op.claim_plain([("a", 0, 20)], "all", TICK),
     "claim keyed": op.claim_keyed(["a"], 20, "all", TICK),
     "claim the heads of lines": op.claim_heads(["e", "k", "q", "x", "y"], ["a"], 20, "all", TICK),
+    "claim a head that is second elsewhere": op.claim_heads(["r"], ["a"], 20, "all", TICK),
     "find stale": op.find_stale(10),
     "insert again": op.insert([new_job(id) for id in (JOB, "plain", "another")]),
     "sweep waits": op.sweep_waits(),
