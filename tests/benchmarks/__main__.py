@@ -43,7 +43,7 @@ def main() -> None:
                     note(f"round {number + 1}, {one.title}")
                     measure(bench, one, backwards=bool(number % 2))
                     keep(options.json, measured, about, {})
-        drawn = curves.measure(bench, options.rounds, note) if options.plots else {}
+        drawn = curves.measure(bench, options.rounds, options.workers, note) if options.plots else {}
     keep(options.json, measured, about, drawn)
     show(options, [row for one in measured for row in one.rows()], about, drawn)
 
@@ -62,12 +62,17 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--from", dest="again", type=Path, metavar="FILE", help="show what such a file keeps")
     parser.add_argument("--markdown", action="store_true", help="the table as in docs/performance.md")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="measure the curves too, and draw them there")
+    parser.add_argument("--workers", type=counts, default=curves.WORKERS, metavar="N,...", help="processes, in a plot")
     parser.add_argument("--png", action="store_true", help="PNG besides SVG")
     return parser.parse_args()
 
 
 def names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
+
+
+def counts(text: str) -> list[int]:
+    return [int(count) for count in names(text)]
 
 
 def lines(text: str) -> list[str]:

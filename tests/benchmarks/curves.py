@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from tests.benchmarks import fill
@@ -24,11 +25,12 @@ Curves = dict[str, dict[str, list[tuple[float, float]]]]
 """Plot to queue to points."""
 
 
-def measure(bench: Bench, rounds: int, note: Callable[[str], None]) -> Curves:
+def measure(bench: Bench, rounds: int, sizes: Sequence[int], note: Callable[[str], None]) -> Curves:
+    """`sizes` are numbers of worker processes. A queue that fails in one plot is missing in it."""
     plots: dict[str, Callable[[Bench, Peer], list[tuple[float, float]]]] = {
         "backlog": backlog,
         "snapshot": snapshot,
-        "workers": workers,
+        "workers": partial(workers, sizes=sizes),
     }
     found: Curves = {plot: {} for plot in plots}
     for plot, points in plots.items():
@@ -73,11 +75,11 @@ def snapshot(bench: Bench, peer: Peer) -> list[tuple[float, float]]:
     return [(found.done * (share + 0.5 / PARTS), found.part(share, share + 1 / PARTS)) for share in shares]
 
 
-def workers(bench: Bench, peer: Peer) -> list[tuple[float, float]]:
+def workers(bench: Bench, peer: Peer, sizes: Sequence[int]) -> list[tuple[float, float]]:
     """By how many processes; concurrency as each queue has it."""
-    most = WORKERS[-1] if peer.label == "sqlane_sa" else MOST_OF_OTHERS
+    most = max(sizes) if peer.label == "sqlane_sa" else MOST_OF_OTHERS
     points: list[tuple[float, float]] = []
-    for count in (count for count in WORKERS if count <= most):
+    for count in (count for count in sizes if count <= most):
         with bench.database(peer) as dsn:
             points.append((count, burst(peer, dsn, bench.jobs, workers=count, limit=LIMIT)))
     return points
