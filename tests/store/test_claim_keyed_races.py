@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlane_sa import Queue, store
 from sqlane_sa.statement import Statement
 from tests.store.races import committed, rival
-from tests.store.steps import add, add_many, claim, holds, ids_of, job_row, lines, rows, running, status
+from tests.store.steps import add, add_many, age, claim, holds, ids_of, job_row, lines, rows, running, status
 from tests.store.test_claim_keyed import claim_heads, claim_keyed
 
 # The module: the package has a function of this name.
@@ -43,11 +43,11 @@ def open_up(conn: sa.Connection) -> None:
 def test_a_job_that_moved_in_its_line_is_not_started_at_its_old_place(engine: sa.Engine, queue: Queue) -> None:
     """Claimed by another, and tried again: others are ahead of it now."""
     first, second = committed(engine, lambda conn: add_many(conn, queue, 2, mutex_keys=["k"]))
+    committed(engine, lambda conn: [age(conn, id, 60) for id in (first, second)])
     with engine.connect() as one:
         shut(one)
         with rival(engine, lambda conn: claim_keyed(conn, queue, lock_token="late")) as result:
-            with engine.begin() as other:
-                store.retry(other, queue.tables, job=claim(other, queue, first)[0])
+            committed(engine, lambda conn: age(conn, first, -30))
             open_up(one)
         assert result.result() == []
         assert holds(one) == {}
