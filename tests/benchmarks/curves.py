@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -47,8 +48,13 @@ def measure(bench: Bench, rounds: int, sizes: Sequence[int], note: Callable[[str
 
 
 def medians(taken: list[list[tuple[float, float]]]) -> list[tuple[float, float]]:
-    """Point by point; a run that has fewer ends the curve."""
-    return [(points[0][0], statistics.median(y for _, y in points)) for points in zip(*taken, strict=False)]
+    """Point by point; a run that has fewer ends the curve, and one too short for a rate at a point leaves it out."""
+    found = []
+    for points in zip(*taken, strict=False):
+        rates = [rate for _, rate in points if not math.isnan(rate)]
+        if rates:
+            found.append((points[0][0], statistics.median(rates)))
+    return found
 
 
 def backlog(bench: Bench, peer: Peer) -> list[tuple[float, float]]:

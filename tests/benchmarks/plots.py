@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,6 @@ def _draw(plot: str, by: dict[str, list[tuple[float, float]]], folder: Path, kin
     figure, axes = pyplot.subplots(figsize=SIZE)
     ends = []
     for place, (label, points) in enumerate(sorted(by.items(), key=lambda item: item[0] != OURS)):
-        points = [(x, y) for x, y in points if not math.isnan(y)]
         if points:
             colour = COLOURS[place % len(COLOURS)]
             _line(axes, points, colour, MARKS[place % len(MARKS)], label == OURS, plot)

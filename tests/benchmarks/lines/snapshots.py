@@ -83,7 +83,7 @@ def four_workers(bench: Bench) -> dict[str, Measure]:
 
 
 def recovered(bench: Bench, peer: Peer, dsn: str) -> float:
-    """Seconds until a drain is as fast as on an empty queue; NaN when it did not come."""
+    """Seconds until a drain is as fast as on an empty queue, or those it was waited for."""
     usual = bench.drain(peer).rate
     begin = time.monotonic()
     while time.monotonic() - begin < LONGEST_RECOVERY:
@@ -92,7 +92,7 @@ def recovered(bench: Bench, peer: Peer, dsn: str) -> float:
         if drain(bench.ground, peer, dsn, bench.jobs, limit=bench.limit).rate >= RECOVERED * usual:
             return waited
         time.sleep(1)
-    return float("nan")
+    return LONGEST_RECOVERY
 
 
 LINES = [
