@@ -192,7 +192,7 @@ def claim_plain(
     Returns the started jobs by priority, run_at and id.
     """
     parameters = starting(lanes, {}, lock_token, locked_by, lease)
-    return [ClaimedJob._make(row) for row in conn.execute(CLAIM_PLAIN.on(tables), parameters)]
+    return list(map(ClaimedJob._make, conn.execute(CLAIM_PLAIN.on(tables), parameters).all()))
 
 
 def starting(

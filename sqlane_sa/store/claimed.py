@@ -15,7 +15,7 @@ from sqlane_sa.values.job import ClaimedJob
 
 READ_CLAIMED = f"""id, job_name, attempts, max_attempts, stalls, max_stalls, mutex_keys, failure_job, lock_token,
     {readable("created_at")} AS created_at,
-    CAST(extract(epoch FROM statement_timestamp() - {readable("run_at")}) * 1000 AS double precision) AS waited_ms,
+    date_part('epoch', statement_timestamp() - {readable("run_at")}) * 1000 AS waited_ms,
     priority, {readable("run_at")} AS run_at"""
 
 CLAIMED: dict[str, TypeEngine[Any]] = {

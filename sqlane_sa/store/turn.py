@@ -67,11 +67,8 @@ def complete_and_claim(
     left to `complete`.
     """
     parameters = {**pairs(jobs), **starting(lanes, after, lock_token, locked_by, lease)}
+    rows = list(conn.execute(COMPLETE_AND_CLAIM.on(tables), parameters).all())
     skipped: list[str] = []
-    claimed: list[ClaimedJob] = []
-    for row in conn.execute(COMPLETE_AND_CLAIM.on(tables), parameters):
-        if row[1] is None:
-            skipped.append(row[0])
-        else:
-            claimed.append(ClaimedJob._make(row))
-    return Turn(skipped, claimed)
+    while rows and rows[-1][1] is None:  # NULLs are last
+        skipped.append(rows.pop()[0])
+    return Turn(skipped, list(map(ClaimedJob._make, rows)))

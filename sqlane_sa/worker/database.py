@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from os import close
 from typing import Any
 
 from sqlalchemy import Connection, Engine, event
@@ -15,7 +16,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool, Pool
 
 from sqlane_sa import store
-from sqlane_sa.worker.deadlines import Deadlines
+from sqlane_sa.worker.deadlines import Deadlines, own_number
 from sqlane_sa.worker.driver import Session, connect_options, is_pooled, session_of, stop_preparing
 from sqlane_sa.worker.service import first_line
 
@@ -158,6 +159,8 @@ class Database:
         self._deadlines = deadlines
         self._conn: Connection | None = None
         self._level = ""
+        # To make a number for each call would let go of the interpreter twice, and wait to get it back.
+        self._number: int | None = None
         self.committed = 0
         """Transactions, since the beginning."""
 
@@ -188,9 +191,10 @@ class Database:
     @contextmanager
     def _used(self) -> Iterator[Connection]:
         try:
-            with self._deadlines.limit():
+            with self._deadlines.limit() as call:
                 conn = self._conn or self._open()
-                self._deadlines.watch(conn)
+                if self._number is not None:
+                    call.borrow(self._number)
                 yield conn
             self.committed += 1
         except BaseException:
@@ -214,6 +218,7 @@ class Database:
         except Exception as error:
             raise NotConnectedError(first_line(error)) from error
         self._level = "READ COMMITTED"
+        self._number = own_number(conn.connection.driver_connection)
         self._connector.end_left(conn)
         if self._direct(conn):
             with conn.begin():
@@ -223,6 +228,9 @@ class Database:
     def close(self) -> None:
         """Close the connection, also a broken one."""
         conn, self._conn = self._conn, None
+        number, self._number = self._number, None
+        if number is not None:
+            close(number)
         if conn is not None:
             try:
                 conn.invalidate()

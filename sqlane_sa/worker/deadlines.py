@@ -39,17 +39,22 @@ def deadline_for(lease: float) -> float:
 class Call:
     """A wait for the database that ends at `until` (monotonic seconds) at the latest."""
 
-    __slots__ = ("_number", "until")
+    __slots__ = ("_borrowed", "_number", "until")
 
     def __init__(self, until: float) -> None:
         self.until = until
         self._number: int | None = None
+        self._borrowed = False
 
     def watch(self, driver_connection: Any) -> None:
         """Watch a connection's socket. By a number of its own: that of a closed connection may be somebody else's."""
-        number = file_number(driver_connection)
-        if number is not None and self._number is None:
-            self._number = dup(number)
+        if self._number is None:
+            self._number = own_number(driver_connection)
+
+    def borrow(self, number: int) -> None:
+        """Watch a socket by a number that stays open for longer than the call."""
+        if self._number is None:
+            self._number, self._borrowed = number, True
 
     def replied(self) -> bool:
         """Whether something has arrived that this process has not read yet."""
@@ -66,8 +71,14 @@ class Call:
                 watched.detach()
 
     def close(self) -> None:
-        if self._number is not None:
+        if self._number is not None and not self._borrowed:
             close(self._number)
+
+
+def own_number(driver_connection: Any) -> int | None:
+    """Another number for a connection's socket, to be closed by whoever asks; None where there is none."""
+    number = file_number(driver_connection)
+    return None if number is None else dup(number)
 
 
 class Limit:

@@ -23,6 +23,9 @@ class LateResults:
         self._said = False
         self.at = math.inf
 
+    def __len__(self) -> int:
+        return len(self._results)
+
     def __contains__(self, job: object) -> bool:
         return id(job) in self._results
 

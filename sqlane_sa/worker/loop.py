@@ -77,6 +77,7 @@ class Loop:
         self._hints = Hints()
         self._supposed = False
         self._busy = False
+        self._seen_written = 0
         self.claiming = True
         self.idle = threading.Event()
         self.settled = threading.Event()
@@ -118,9 +119,10 @@ class Loop:
         self._recall()
         self._hand_back()
         before = time.monotonic()
-        finished = self._jobs.take_finished()
+        self._late.add(self._jobs.take_passed_over(), before)
+        finished = self._jobs.take_left()
         timed_out = self._jobs.take_timed_out() if before >= self._mark_at else []
-        if finished:
+        if finished or self._written_beside():
             self._looks.ended(before)
         try:
             claimed = self._write_and_claim(finished, timed_out)
@@ -133,12 +135,17 @@ class Loop:
         self._start(apart)
         keyed = self._claim_keyed()
         # All of it is the time in which slots come free: without the claim of keys, theirs would never be large.
-        self._capacity.measure(len(finished), before, time.monotonic())
+        self._capacity.measure(len(finished) + self._written_beside(), before, time.monotonic())
+        self._seen_written = self._jobs.written
         self._start(keyed)
         self._write_late()
         if self._supposed:
             self._hints.followed(time.monotonic(), bool(claimed or apart or keyed))
         return bool(finished or claimed or apart or keyed)
+
+    def _written_beside(self) -> int:
+        """How many results the writer has written since the last turn."""
+        return self._jobs.written - self._seen_written
 
     def _write_and_claim(self, finished: Sequence[Finished], timed_out: Sequence[RunningJob]) -> list[ClaimedJob]:
         results = results_to_write(finished)
@@ -153,7 +160,7 @@ class Loop:
         if not (results or timed_out or shares or probing or signing_off):
             return []
         try:
-            if timed_out or signing_off or not is_simple(results):
+            if timed_out or signing_off or not all(is_simple(*result) for result in results):
                 return self._in_transaction(results, timed_out, shares, probing=probing, signing_off=signing_off)
             return self._in_one_statement(results, shares, probing=probing)
         except Exception as error:
@@ -216,7 +223,8 @@ class Loop:
     def _recall(self) -> None:
         """Jobs of claims whose commit was never acknowledged, and which the database has as ours."""
         if self._claims.in_doubt:
-            self._start([job for job in self._claims.recall() if (job.id, job.lock_token) not in self._jobs.held])
+            known = self._jobs.locks()
+            self._start([job for job in self._claims.recall() if (job.id, job.lock_token) not in known])
 
     def _go_apart(self, error: Exception, results: Sequence[Result], timed_out: Sequence[RunningJob]) -> None:
         """The turn failed for one of its rows: what it was to write is written apart, and the next claims find it."""
@@ -303,11 +311,12 @@ class Loop:
             self._looks.keyed_at = 0.0
 
     def _forget(self, finished: Sequence[Finished]) -> None:
+        if self._late:
+            finished = [one for one in finished if one[0] not in self._late]
+        self._jobs.remove(finished)
         for job, _ in finished:
-            if job in self._late:
-                continue
-            self._jobs.remove(job)
-            self._keyed.lines.add(job.claimed.mutex_keys or ())
+            if job.claimed.mutex_keys:
+                self._keyed.lines.add(job.claimed.mutex_keys)
 
     def _start(self, claimed: Sequence[ClaimedJob]) -> None:
         if not claimed:
@@ -316,8 +325,7 @@ class Loop:
         now = time.monotonic()
         definitions = self._queue.definitions
         starting = [RunningJob(job, definitions[job.name], now, self._lease) for job in claimed]
-        for job in starting:
-            self._jobs.add(job)
+        self._jobs.add(starting)
         if self.claiming:
             self._handlers.submit(starting)
         else:  # the stop came while the claim was on its way
@@ -341,7 +349,7 @@ class Loop:
             self._looks.at_once()
             return
         if free and self._looks.probe_at > now and not len(self._jobs):
-            if not self._looks.saw_the_end(now):
+            if self._written_beside() or not self._looks.saw_the_end(now):
                 self._looks.at_once()
                 return
             self.idle.set()
@@ -362,7 +370,7 @@ class Loop:
         # First the flag, then the look: a handler that finishes after it sets the event.
         self._jobs.waiting = True
         try:
-            if not self._jobs.finished and seconds > 0:
+            if seconds > 0 and not self._jobs.awaits_loop:
                 self._jobs.wake.wait(seconds)
         finally:
             self._jobs.waiting = False

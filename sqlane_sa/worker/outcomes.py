@@ -35,9 +35,9 @@ def results_to_write(finished: Sequence[Finished]) -> list[Result]:
     return [(job, outcome) for job, outcome in finished if outcome is not None and job.cancelled != LEASE_LOST]
 
 
-def is_simple(results: Sequence[Result]) -> bool:
-    """Whether all are completions of jobs without keys, which the statement that claims writes along."""
-    return all(type(outcome) is Completed and not job.claimed.mutex_keys for job, outcome in results)
+def is_simple(job: RunningJob, outcome: Outcome | None) -> bool:
+    """Whether it is the completion of a job without keys, which the statement that claims writes along."""
+    return type(outcome) is Completed and not job.claimed.mutex_keys
 
 
 def write(conn: Connection, queue: Queue, results: Sequence[Result]) -> list[str]:

@@ -30,6 +30,7 @@ from sqlane_sa.worker.service import Service, first_line
 from sqlane_sa.worker.sweeper import Sweeper
 from sqlane_sa.worker.timer import Timer
 from sqlane_sa.worker.transactions import read_committed
+from sqlane_sa.worker.writer import Writer
 
 log = logging.getLogger("sqlane_sa.worker")
 
@@ -65,7 +66,7 @@ class Parts:
             options.concurrency,
             self.timer.watch,
         )
-        databases = [connector.database() for _ in range(3)]
+        databases = [connector.database() for _ in range(4)]
         self.heartbeat = Heartbeat(databases[0], queue.tables, self.jobs, options.lease)
         wakeups = options.wakeups and can_listen(engine)
         if options.wakeups and not wakeups:
@@ -88,6 +89,7 @@ class Parts:
             lease=options.lease,
             stall_delay=options.stall_delay,
         )
+        self.writer = Writer(databases[3], queue, self.jobs)
         self.listener = (
             Listener(connector, deadlines, queue.tables, self.loop.wake, self.loop.rely_on_wakeups) if wakeups else None
         )
@@ -96,6 +98,7 @@ class Parts:
             Service("timer", self.timer.run_once, _nothing, give_up),
             Service("heartbeat", self.heartbeat.run_once, databases[0].close, give_up),
             Service("sweeper", self.sweeper.run_once, databases[2].close, give_up),
+            Service("writer", self.writer.run_once, databases[3].close, give_up),
             Service("loop", self.loop.run_once, databases[1].close, give_up, lambda: databases[1].committed),
         ]
         if self.listener:
@@ -173,6 +176,7 @@ class Parts:
             self.listener.stop()
         self.timer.wake.set()
         self.jobs.wake.set()
+        self.jobs.gathered.set()
         self._deadlines.stop()
         ended = [service.join(1.0) for service in self.services]
         self._ended = all(ended)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from sqlane_sa.values.definition import Definition
@@ -14,6 +15,9 @@ from sqlane_sa.values.outcome import Outcome
 TIMEOUT = "timeout"
 LEASE_LOST = "lease lost"
 SHUTDOWN = "shutdown"
+
+MANY = 100
+"""So many results, gathered while a turn of the loop is on its way, are written beside it."""
 
 _event_lock = threading.Lock()
 
@@ -106,24 +110,38 @@ class RunningJobs:
     """The jobs held by this process, and the results that wait to be written. Shared by all threads of a worker."""
 
     def __init__(self) -> None:
-        self.held: dict[tuple[str, str], RunningJob] = {}
+        self._held: dict[RunningJob, None] = {}
         self.finished: deque[Finished] = deque()
         self.timed_out: deque[RunningJob] = deque()
         self.wake = threading.Event()
         self.waiting = False
         """Whether the loop sleeps. Setting the event costs a system call: a busy loop looks by itself."""
+        self.left: deque[Finished] = deque()
+        self.passed_over: deque[tuple[RunningJob, Outcome]] = deque()
+        """What the writer leaves to the loop: results that are not its own, and those that it could not write."""
+        self.written = 0
+        """How many results the writer has written."""
+        self.writer_ready = False
+        self.writer_waits = False
+        self.gathered = threading.Event()
+        """Wakes the writer."""
 
     def __len__(self) -> int:
-        return len(self.held)
+        return len(self._held)
 
-    def add(self, job: RunningJob) -> None:
-        self.held[job.claimed.id, job.claimed.lock_token] = job
+    def add(self, jobs: Iterable[RunningJob]) -> None:
+        self._held.update(dict.fromkeys(jobs))
 
-    def remove(self, job: RunningJob) -> None:
-        self.held.pop((job.claimed.id, job.claimed.lock_token), None)
+    def remove(self, finished: Iterable[Finished]) -> None:
+        for job, _ in finished:
+            self._held.pop(job, None)
 
     def snapshot(self) -> list[RunningJob]:
-        return list(self.held.values())
+        return list(self._held)
+
+    def locks(self) -> set[tuple[str, str]]:
+        """Ids and lock tokens."""
+        return {(job.id, job.lock_token) for job in self._held}
 
     def finish(self, job: RunningJob, outcome: Outcome | None) -> None:
         """Called by the handler's thread. What gathers while a write is on its way is the next batch."""
@@ -132,17 +150,47 @@ class RunningJobs:
         # together they would stay until the garbage collector comes, which counts objects and not their size.
         job.error = None
         self.finished.append((job, outcome))
-        if self.waiting:
+        if self.many_gathered:
+            if self.writer_waits:
+                self.call_writer()
+        elif self.waiting:
             self.waiting = False  # once is enough, and it may take a while until the loop gets to run
             self.wake.set()
+
+    @property
+    def many_gathered(self) -> bool:
+        """Whether the results that wait are the writer's."""
+        return self.writer_ready and len(self.finished) >= MANY
+
+    @property
+    def awaits_loop(self) -> bool:
+        """Whether there is something that the loop is to write."""
+        return bool(self.left or (self.finished and not self.many_gathered))
+
+    def call_writer(self) -> None:
+        self.writer_waits = False
+        self.gathered.set()
 
     def mark_timed_out(self, job: RunningJob) -> None:
         self.timed_out.append(job)
         self.wake.set()
 
     def take_finished(self) -> list[Finished]:
+        """What is to be written now, by the one who asks."""
         finished = self.finished
         return [finished.popleft() for _ in range(len(finished))]
+
+    def take_left(self) -> list[Finished]:
+        """What the writer leaves to the loop; and all that waits, unless that is for the writer."""
+        left = [self.left.popleft() for _ in range(len(self.left))]
+        if not self.many_gathered:
+            return left + self.take_finished()
+        self.call_writer()
+        return left
+
+    def take_passed_over(self) -> list[tuple[RunningJob, Outcome]]:
+        passed_over = self.passed_over
+        return [passed_over.popleft() for _ in range(len(passed_over))]
 
     def put_back(self, finished: list[Finished], timed_out: list[RunningJob]) -> None:
         """What could not be written waits for the next turn, in its old place."""
