@@ -17,7 +17,7 @@ from sqlalchemy.pool import NullPool, Pool
 
 from sqlane_sa import store
 from sqlane_sa.worker.deadlines import Deadlines, own_number
-from sqlane_sa.worker.driver import Session, connect_options, is_pooled, session_of, stop_preparing
+from sqlane_sa.worker.driver import Session, connect_options, is_pooled, prepare_at_once, session_of, stop_preparing
 from sqlane_sa.worker.service import first_line
 
 log = logging.getLogger("sqlane_sa.worker")
@@ -221,6 +221,7 @@ class Database:
         self._number = own_number(conn.connection.driver_connection)
         self._connector.end_left(conn)
         if self._direct(conn):
+            prepare_at_once(conn.connection.driver_connection)
             with conn.begin():
                 store.pin_session(conn)
         return conn

@@ -97,6 +97,12 @@ def is_pooled(driver_connection: Any) -> bool | None:
     return bool(pid != driver_connection.info.backend_pid)
 
 
+def prepare_at_once(driver_connection: Any) -> None:
+    """For a session that runs a few statements for ever: each is planned once, and not six times."""
+    if hasattr(driver_connection, "prepare_threshold"):
+        driver_connection.prepare_threshold = 0
+
+
 def stop_preparing(driver_connection: Any) -> None:
     """Behind a pooler each transaction may be another session's, where a statement of that name is missing or is
     somebody else's."""

@@ -15,6 +15,7 @@ from importlib.metadata import version
 from typing import Any
 
 import common
+import psycopg  # noqa: F401  # loaded before the clock starts, as by the other peers
 import sqlalchemy as sa
 
 from sqlane_sa import Queue, Worker, migrations
