@@ -127,6 +127,9 @@ class Statement:
             order = None if compiled.positiontup is None else tuple(compiled.positiontup)
             ready = tables.rendered[key] = (str(compiled), order)
         sql, order = ready
+        for value in parameters.values():
+            if isinstance(value, str) and not value.isascii():
+                value.encode()  # see Array
         conn.exec_driver_sql(sql, parameters if order is None else tuple([parameters[name] for name in order]))
 
     def _render(self, tables: Tables) -> TextClause | TextualSelect:

@@ -43,6 +43,8 @@ log = logging.getLogger("sqlane_sa.worker")
 
 BUSY_CLAIM = 50
 """A claim of so many jobs means that the worker will look again by itself: enqueues need not notify."""
+MAX_UNWRITTEN = 2_000
+"""Jobs that have ended and are not written yet, until fewer are claimed: a process that dies now runs them again."""
 MARK_PAUSE = 1.0
 """Seconds until a stuck job whose row was locked is marked again."""
 HAND_BACK_AFTER = 1.0
@@ -302,7 +304,9 @@ class Loop:
         self._looks.probed(began, store.probe_lanes(conn, self._queue.tables))
 
     def _want(self) -> int:
-        return self._capacity.want(self._handlers.active) if self.claiming else 0
+        if not self.claiming:
+            return 0
+        return self._capacity.want(max(self._handlers.active, len(self._jobs) - MAX_UNWRITTEN))
 
     def _after_write(self, results: Sequence[Result]) -> None:
         if any(not isinstance(outcome, Completed) for _, outcome in results):
@@ -325,7 +329,7 @@ class Loop:
         now = time.monotonic()
         definitions = self._queue.definitions
         starting = [RunningJob(job, definitions[job.name], now, self._lease) for job in claimed]
-        self._jobs.add(starting)
+        self._jobs.add(*starting)
         if self.claiming:
             self._handlers.submit(starting)
         else:  # the stop came while the claim was on its way

@@ -129,7 +129,7 @@ class RunningJobs:
     def __len__(self) -> int:
         return len(self._held)
 
-    def add(self, jobs: Iterable[RunningJob]) -> None:
+    def add(self, *jobs: RunningJob) -> None:
         self._held.update(dict.fromkeys(jobs))
 
     def remove(self, finished: Iterable[Finished]) -> None:

@@ -1,0 +1,147 @@
+"""The writer: completes jobs beside the loop's claims, while many results gather."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import DataError, OperationalError
+
+from sqlane_sa import JobContext, Queue, Snooze, store
+from sqlane_sa.values.job import ClaimedJob
+from sqlane_sa.values.outcome import Completed, Released
+from sqlane_sa.worker import running
+from sqlane_sa.worker.database import Connector
+from sqlane_sa.worker.deadlines import UNLIMITED
+from sqlane_sa.worker.running import LEASE_LOST, RunningJob, RunningJobs
+from sqlane_sa.worker.writer import Writer
+from tests.support import wait_until
+
+STATUSES = "SELECT job_name, status, attempts, count(*) FROM sqlane_jobs GROUP BY 1, 2, 3"
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five results are many."""
+    monkeypatch.setattr(running, "MANY", 5)
+
+
+def fill(engine: sa.Engine, queue: Queue, name: str, n: int, **options: Any) -> None:
+    with engine.begin() as conn:
+        queue.enqueue_many(conn, (queue.new(name, i, **options) for i in range(n)))
+
+
+@pytest.mark.usefixtures("few")
+def test_it_completes_beside_the_claims(queue: Queue, engine: sa.Engine, work: Any, sql: Any) -> None:
+    runs: Counter[int] = Counter()
+
+    @queue.job("plain")
+    def plain(payload: int) -> None:
+        runs[payload] += 1
+
+    fill(engine, queue, "plain", 3000)
+    worker = work()
+    wait_until(lambda: sql(STATUSES) == [("plain", "completed", 1, 3000)])
+    wait_until(worker._parts.loop.idle.is_set)
+    assert worker._parts.jobs.written > 0
+    assert set(runs.values()) == {1}
+    assert len(runs) == 3000
+    assert not worker._parts.jobs
+
+
+@pytest.mark.usefixtures("few")
+def test_it_leaves_other_results_to_the_loop(queue: Queue, engine: sa.Engine, run: Any, sql: Any) -> None:
+    @queue.job("plain")
+    def plain(payload: int, ctx: JobContext) -> None:
+        if payload % 3 == 0 and not ctx.waited.total_seconds() > 3600:
+            raise RuntimeError("again")
+
+    @queue.job("keyed", mutex_keys=lambda payload: [f"k{payload % 7}"])
+    def keyed(payload: int) -> None:
+        """Frees its key."""
+
+    @queue.job("snoozes")
+    def snoozes(payload: int) -> None:
+        raise Snooze(3600)
+
+    for name in ("plain", "keyed", "snoozes"):
+        fill(engine, queue, name, 300, max_attempts=1 if name == "plain" else None)
+    run()
+    assert sorted(sql(STATUSES)) == [
+        ("keyed", "completed", 1, 300),
+        ("plain", "completed", 1, 200),
+        ("plain", "failed", 1, 100),
+        ("snoozes", "pending", 0, 300),
+    ]
+    assert sql("SELECT count(*) FROM sqlane_mutexes") == [(0,)]
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("kind", [OperationalError, DataError])
+def test_the_loop_takes_over_what_it_cannot_write(
+    queue: Queue, engine: sa.Engine, run: Any, sql: Any, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    """An outage, and an error of the rows."""
+    failures: list[Exception] = []
+    complete = store.complete_unlocked
+
+    def fails(*arguments: Any, **options: Any) -> list[str]:
+        if len(options["jobs"]) < 5:
+            return complete(*arguments, **options)
+        failures.append(kind("UPDATE", {}, Exception("no")))
+        raise failures[-1]
+
+    monkeypatch.setattr(store, "complete_unlocked", fails)
+
+    @queue.job("plain")
+    def plain(payload: int) -> None:
+        """Done at once."""
+
+    fill(engine, queue, "plain", 500)
+    run()
+    assert failures
+    assert sql(STATUSES) == [("plain", "completed", 1, 500)]
+
+
+@pytest.fixture
+def writer(queue: Queue, engine: sa.Engine) -> Iterator[Writer]:
+    connector = Connector(engine, UNLIMITED)
+    database = connector.database()
+    yield Writer(database, queue, RunningJobs())
+    database.close()
+    connector.close()
+
+
+def held(writer: Writer, queue: Queue, engine: sa.Engine, n: int) -> list[RunningJob]:
+    """Jobs that this process has claimed."""
+    definition = queue.define("plain").definition
+    fill(engine, queue, "plain", n)
+    with engine.begin() as conn:
+        claimed: list[ClaimedJob] = store.claim_plain(
+            conn, queue.tables, lanes=[("plain", 0, n)], lock_token="t", locked_by="w", lease=60
+        )
+    jobs = [RunningJob(job, definition, 0.0, 60.0) for job in claimed]
+    writer._jobs.add(*jobs)
+    return jobs
+
+
+def test_what_is_locked_or_lost_is_passed_over(queue: Queue, engine: sa.Engine, writer: Writer, sql: Any) -> None:
+    jobs = held(writer, queue, engine, 5)
+    done, locked, taken, lost, released = jobs
+    with engine.begin() as conn:
+        store.release(conn, queue.tables, job=taken)
+    lost.cancelled = LEASE_LOST
+    for job in jobs[:4]:
+        writer._jobs.finish(job, Completed())
+    writer._jobs.finish(released, Released(None))
+    with engine.begin() as rival:
+        rival.execute(sa.text("SELECT FROM sqlane_jobs WHERE id = :id FOR UPDATE"), {"id": locked.id}).close()
+        writer.write()
+    assert {job.id for job, _ in writer._jobs.passed_over} == {locked.id, taken.id}
+    assert [job for job, _ in writer._jobs.left] == [released]
+    assert set(writer._jobs.snapshot()) == {locked, taken, released}
+    assert writer._jobs.wake.is_set()
+    assert sql("SELECT id FROM sqlane_jobs WHERE status = 'completed'") == [(done.id,)]
