@@ -40,6 +40,10 @@ def _is_ready(engine: Engine, queue: Queue) -> bool:
             if sqlstate(error) != UNDEFINED_TABLE:
                 raise
             return False
+        finally:
+            # Not given back: what its isolation level would be reset to is known once the first connection of the
+            # engine has been looked at, which may be under way in another thread.
+            conn.invalidate()
 
 
 @contextmanager
