@@ -141,7 +141,7 @@ class RunningJobs:
 
     def locks(self) -> set[tuple[str, str]]:
         """Ids and lock tokens."""
-        return {(job.id, job.lock_token) for job in self._held}
+        return {(job.id, job.lock_token) for job in self.snapshot()}
 
     def finish(self, job: RunningJob, outcome: Outcome | None) -> None:
         """Called by the handler's thread. What gathers while a write is on its way is the next batch."""
@@ -149,8 +149,11 @@ class RunningJobs:
         # Its traceback holds the frames of the handler with all their locals, and one of ours that holds the job:
         # together they would stay until the garbage collector comes, which counts objects and not their size.
         job.error = None
-        self.finished.append((job, outcome))
-        if self.many_gathered:
+        if job.claimed.mutex_keys:
+            self.left.append((job, outcome))
+        else:
+            self.finished.append((job, outcome))
+        if self.many_gathered and not job.claimed.mutex_keys:
             if self.writer_waits:
                 self.call_writer()
         elif self.waiting:
