@@ -93,7 +93,7 @@ def test_a_worker_holds_what_it_held_after_the_first_jobs(
             queue.enqueue_many(conn, [queue.new(name_of(n), n) for n in range(done - ROUND, done)])
         wait_until(lambda done=done: len(ran) == done and at_rest(worker), PATIENCE)  # type: ignore[misc]
         held.append(sizes(worker) | processes() | {"running jobs": alive(RunningJob)})
-    assert any(path.endswith(".jobs.held") for path in held[0]), "the collections are somewhere else now"
+    assert any(path.endswith(".jobs._held") for path in held[0]), "the collections are somewhere else now"
     # What keeps each job that failed has half of all by now.
     grown = {path: (held[0].get(path, 0), n) for path, n in held[-1].items() if n > max(held[0].get(path, 0), ROUND)}
     assert not grown
