@@ -105,11 +105,12 @@ def decode(text: str) -> Any:
     """The value of stored JSON text. Raises `PayloadError` for text that Python cannot read."""
     try:
         value, end = _scan(text)
-        if end == len(text):
-            return value
-    except Exception:  # the slower way takes what is around the value, and says what is wrong
-        pass
+    except Exception:
+        end = -1
+    if end == len(text):
+        return value
     try:
+        # The slower way takes what is around the value, and says what is wrong.
         return json.loads(text)
     except Exception as error:  # malformed, nested too deeply, an integer with too many digits
         raise PayloadError(f"the stored text cannot be decoded ({_name(error)}: {error})", place="payload") from error
