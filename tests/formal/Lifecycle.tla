@@ -242,7 +242,8 @@ FairSpec ==
 
 \* A job is pending, running under its newest token, or ended: never anything else, so never lost.
 \* Upheld by: sqlane_sa/store/claim.py START; sqlane_sa/store/finish.py COMPLETE, RETRY, RELEASE, STALL;
-\* sqlane_sa/store/failure.py FAIL
+\* sqlane_sa/store/failure.py FAIL; sqlane_sa/store/turn.py COMPLETE_AND_CLAIM;
+\* sqlane_sa/store/claim_keyed.py CLAIM_IN_WINDOW, CLAIM_HEADS
 NothingLost ==
     \A j \in Jobs :
         /\ jobs[j].st \in {"pending", "running"} \cup Terminal
@@ -250,12 +251,13 @@ NothingLost ==
         /\ jobs[j].lease \in 0..Lease
 
 \* The database never has two running jobs of the key.
-\* Upheld by: sqlane_sa/store/claim.py ACQUIRE, claim; sqlane_sa/store/locks.py free_keys;
-\* sqlane_sa/store/sweep.py SWEEP_ORPHANS
+\* Upheld by: sqlane_sa/store/claim.py ACQUIRE, claim; sqlane_sa/store/claim_keyed.py CLAIM_IN_WINDOW, CLAIM_HEADS;
+\* sqlane_sa/store/locks.py free_keys; sqlane_sa/store/sweep.py SWEEP_ORPHANS
 OneRunningPerKey == Cardinality({j \in Keyed : jobs[j].st = "running"}) <= 1
 
 \* A running job holds the key, under its token and without an end.
-\* Upheld by: sqlane_sa/store/claim.py ACQUIRE, PUT_BACK; sqlane_sa/store/locks.py FREE, LINGER;
+\* Upheld by: sqlane_sa/store/claim.py ACQUIRE, PUT_BACK; sqlane_sa/store/claim_keyed.py CLAIM_IN_WINDOW, CLAIM_HEADS;
+\* sqlane_sa/store/locks.py FREE, LINGER;
 \* sqlane_sa/store/sweep.py SWEEP_LINGERS, SWEEP_ORPHANS
 RunningHoldsKey == \A j \in Keyed : jobs[j].st = "running" => HeldBy(j, jobs[j].tok) /\ hold.left = -1
 
@@ -265,7 +267,8 @@ RunningHoldsKey == \A j \in Keyed : jobs[j].st = "running" => HeldBy(j, jobs[j].
 NoOrphanIsMade == hold # Free /\ hold.left = -1 /\ hold.tok # -1 => Runs(hold.job, hold.tok)
 
 \* No renewal and no finishing write changed a row that was not running under the writer's token.
-\* Upheld by: sqlane_sa/store/locks.py RUNNING, LOCK_RUNNING; sqlane_sa/store/finish.py RENEW, COMPLETE
+\* Upheld by: sqlane_sa/store/locks.py RUNNING, LOCK_RUNNING; sqlane_sa/store/finish.py RENEW, COMPLETE;
+\* sqlane_sa/store/turn.py COMPLETE_AND_CLAIM
 StaleWritesChangeNothing == ~staleWrite
 
 \* A failure job is there if and only if its job failed for good, and then there is one.
@@ -274,7 +277,7 @@ OneFailureJob == \A j \in Jobs : added[j] = IF jobs[j].st = "failed" THEN 1 ELSE
 
 \* Every start that is over is counted, as an attempt, a stall or a release; and the caps hold.
 \* Upheld by: sqlane_sa/store/finish.py COMPLETE, RETRY, RELEASE, STALL; sqlane_sa/store/failure.py FAIL;
-\* sqlane_sa/store/recovery.py recover_stale
+\* sqlane_sa/store/turn.py COMPLETE_AND_CLAIM; sqlane_sa/store/recovery.py recover_stale
 StartsAreCounted ==
     \A j \in Jobs : LET row == jobs[j] IN
         /\ row.starts = row.attempts + row.stalls + row.releases + (IF row.st = "running" THEN 1 ELSE 0)
@@ -283,7 +286,8 @@ StartsAreCounted ==
 \* Where two handlers of the key run at once, the job of one was taken back a whole linger ago: its worker was paused,
 \* or its handler went on although it was told to stop, for longer than a lease and a linger.
 \* Upheld by: sqlane_sa/store/locks.py LINGER, linger_keys; sqlane_sa/store/recovery.py recover_stale;
-\* sqlane_sa/store/finish.py release_many; sqlane_sa/store/claim.py READ_BUSY, ACQUIRE
+\* sqlane_sa/store/finish.py release_many; sqlane_sa/store/claim.py READ_BUSY, ACQUIRE;
+\* sqlane_sa/store/claim_keyed.py CLAIM_IN_WINDOW, CLAIM_HEADS
 LingerProtects ==
     \A v, w \in Workers :
         v # w /\ HandlerRuns(v) /\ HandlerRuns(w) /\ {workers[v].job, workers[w].job} \subseteq Keyed
@@ -291,7 +295,8 @@ LingerProtects ==
 
 \* A row that has ended never changes.
 \* Upheld by: sqlane_sa/store/locks.py RUNNING; sqlane_sa/store/claim.py LOCK_DUE;
-\* sqlane_sa/store/recovery.py LOCK_STALE
+\* sqlane_sa/store/claim_keyed.py CLAIM_IN_WINDOW, CLAIM_HEADS;
+\* sqlane_sa/store/turn.py COMPLETE_AND_CLAIM; sqlane_sa/store/recovery.py LOCK_STALE
 TerminalIsFinal == [][\A j \in Jobs : jobs[j].st \in Terminal => jobs'[j] = jobs[j]]_vars
 
 \* No job is taken back, and no stall counted, while its lease lasts.
@@ -303,7 +308,9 @@ NeverTwoHandlers ==
     \A v, w \in Workers : v # w /\ HandlerRuns(v) /\ HandlerRuns(w) => ~({workers[v].job, workers[w].job} \subseteq Keyed)
 
 \* Under FairSpec each job ends, whatever crashes, however often, and whatever hold was left behind.
-\* Upheld by: sqlane_sa/store/candidates.py find_keyed_candidates; sqlane_sa/store/recovery.py find_stale, recover_stale;
+\* Upheld by: sqlane_sa/store/candidates.py find_keyed_candidates;
+\* sqlane_sa/store/claim_keyed.py claim_keyed, claim_heads;
+\* sqlane_sa/store/turn.py complete_and_claim; sqlane_sa/store/recovery.py find_stale, recover_stale;
 \* sqlane_sa/store/sweep.py sweep_mutexes
 EveryJobEnds == \A j \in Jobs : <>(jobs[j].st \in Terminal)
 
