@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 NAME = "sqlane doctor"
 HEADINGS = ("table", "live rows", "dead rows", "HOT", "size", "indexes", "vacuumed", "analyzed")
 INDENT = 21
+HARD_SPACE = "\xa0"
 UNSEEN = (
     "this user may not see how old the snapshots of other users are, only how many transactions they span; "
     "a member of pg_read_all_stats may"
@@ -99,9 +101,11 @@ def _show(found: Sequence[Finding], health: Health) -> None:
 
 
 def _wrapped(text: str, width: int) -> str:
+    """A command in backquotes stays in one line, to be copied."""
     indent = " " * INDENT
-    wrapped = click.wrap_text(printable(text), max(width - 1, 60), initial_indent=indent, subsequent_indent=indent)
-    return wrapped.removeprefix(indent)
+    whole = re.sub(r"`[^`]*`", lambda found: found[0].replace(" ", HARD_SPACE), printable(text))
+    wrapped = click.wrap_text(whole, max(width - 1, 60), initial_indent=indent, subsequent_indent=indent)
+    return wrapped.replace(HARD_SPACE, " ").removeprefix(indent)
 
 
 def _row(table: TableHealth) -> Sequence[str]:

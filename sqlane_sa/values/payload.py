@@ -105,9 +105,10 @@ def decode(text: str) -> Any:
     """The value of stored JSON text. Raises `PayloadError` for text that Python cannot read."""
     try:
         value, end = _scan(text)
+        whole = end == len(text)
     except Exception:
-        end = -1
-    if end == len(text):
+        whole = False
+    if whole:
         return value
     try:
         # The slower way takes what is around the value, and says what is wrong.

@@ -56,6 +56,9 @@ class HandlerPool(QueuePool):
     not one that was in use just now and has nothing to say. What the server sends last, and the end of a connection
     that it closes, can be seen without asking it."""
 
+    _sqla_logger_namespace = "sqlalchemy.pool.impl.QueuePool"
+    """It says what any pool does, and who wants to hear that asks SQLAlchemy; in our log it would be somebody else's."""
+
     def _do_get(self) -> ConnectionPoolEntry:
         record: Any = super()._do_get()
         used = record.info.get(USED)

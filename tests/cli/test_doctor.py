@@ -111,8 +111,11 @@ def test_tables_that_are_not_there(within: Sqlane, empty_url: str) -> None:
     answer = within("doctor", "--url", empty_url)
     assert (answer.code, answer.err) == (1, "")
     assert "look  revision       " in answer.out
-    assert "sqlane migrate" in answer.out
+    assert "`sqlane migrate`" in answer.out
     assert "live rows" not in answer.out
+    assert all(len(line) <= 80 for line in answer.out.splitlines())
+    answer = within("doctor", "--prefix", "shop_", "--schema", "Our Jobs", "--url", empty_url)
+    assert "`sqlane migrate --prefix shop_ --schema 'Our Jobs'`" in answer.out
 
 
 def test_it_waits_for_a_lock_only_a_moment(within: Sqlane, database_url: str, engine: sa.Engine) -> None:

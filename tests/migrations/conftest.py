@@ -15,6 +15,7 @@ from alembic import command
 from alembic.config import Config
 
 from sqlane_sa.migrations import chain
+from sqlane_sa.worker import readiness
 from tests.conftest import new_database as database
 
 SECOND_REVISION = """
@@ -130,6 +131,7 @@ def two_revisions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[N
     shutil.copytree(chain.folder(), alembic, ignore=shutil.ignore_patterns("__pycache__"))
     (alembic / "versions" / "sqlane_0002.py").write_text(SECOND_REVISION)
     monkeypatch.setattr(chain, "folder", lambda: alembic)
+    monkeypatch.setattr(readiness, "REVISION", "sqlane_0002")
     chain.revisions.cache_clear()
     yield
     chain.revisions.cache_clear()

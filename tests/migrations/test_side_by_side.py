@@ -104,6 +104,7 @@ def test_every_statement_runs_on_the_tables_of_the_next_revision(empty: sa.Engin
         with empty.begin() as conn:
             usage.insert(conn, queue)
             usage.work(conn, queue)
+            usage.insert_many(conn, queue)
             usage.look(conn, queue)
     assert {name for name, statement in STATEMENTS.items() if statement not in queue.tables.rendered} == set()
 

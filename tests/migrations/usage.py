@@ -38,6 +38,15 @@ def insert(conn: sa.Connection, queue: Queue, name: str = "n", **options: Any) -
     return store.insert_jobs(conn, queue.tables, jobs=[job])[0].id
 
 
+def insert_many(conn: sa.Connection, queue: Queue) -> None:
+    """Jobs named "n" by each of the statements that insert many."""
+    alike = [queue.new("n", {"any": n}, delay=LEASE) for n in range(2)]
+    different = [queue.new("n", {"any": n}, delay=LEASE, priority=n, mutex_keys=["many"]) for n in range(2)]
+    for jobs in (alike, different):
+        assert len(store.insert_jobs(conn, queue.tables, jobs=jobs)) == 2
+    assert len(store.copy_jobs(conn, queue.tables, jobs=different)) == 2
+
+
 def work(conn: sa.Connection, queue: Queue) -> None:
     """Everything that a worker does, once: with `insert` and `look`, every statement of the store."""
     tables = queue.tables
@@ -50,6 +59,10 @@ def work(conn: sa.Connection, queue: Queue) -> None:
         conn, tables, jobs=[job], lanes=[("n", 0, 0)], after={}, lock_token=new_id(), locked_by="w", lease=LEASE
     )
     assert turn == ([], [])
+    insert(conn, queue)
+    [job] = store.claim_plain(conn, tables, lanes=[("n", 0, 1)], lock_token=new_id(), locked_by="w", lease=LEASE)
+    assert store.complete_unlocked(conn, tables, jobs=[job]) == [job.id]
+    _work_along_lines(conn, queue)
     insert(conn, queue)
     [job] = store.claim_plain(conn, tables, lanes=[("n", 0, 1)], lock_token=new_id(), locked_by="w", lease=LEASE)
     store.mark_timed_out(conn, tables, jobs=[job])
@@ -67,12 +80,27 @@ def work(conn: sa.Connection, queue: Queue) -> None:
     conn.execute(WALKED.on(tables), {"names": ["n"], "after_key": "", "heads": 9})
 
 
+def _work_along_lines(conn: sa.Connection, queue: Queue) -> None:
+    """Two jobs of one key, beside what waits already: the first found by a look and the second by its line."""
+    tables, terms = queue.tables, {"names": ["n"], "limit": 9, "locked_by": "w", "lease": LEASE}
+    first, second = (insert(conn, queue, delay=0, mutex_keys=["line"]) for _ in range(2))
+    claimed = store.claim_keyed(conn, tables, lock_token=new_id(), **terms).jobs
+    assert {first, second} & {job.id for job in claimed} == {first}
+    assert "line" not in store.find_free_lines(conn, tables, names=["n"]).keys
+    store.complete(conn, tables, jobs=claimed)
+    assert "line" in store.find_free_lines(conn, tables, names=["n"]).keys
+    claimed = store.claim_heads(conn, tables, keys=["line"], lock_token=new_id(), **terms)
+    assert [job.id for job in claimed] == [second]
+    store.complete(conn, tables, jobs=claimed)
+
+
 def fall_asleep(conn: sa.Connection, queue: Queue) -> None:
     store.fall_asleep(conn, queue.tables, worker_id="w", duration=LEASE)
 
 
 def look(conn: sa.Connection, queue: Queue, id: str = "none") -> None:
     """What somebody who may only read does."""
+    store.read_revision(conn, queue.tables)
     store.get(conn, queue.tables, id=id)
     store.stats(conn, queue.tables)
     store.health(conn, queue.tables)

@@ -49,8 +49,11 @@ class Bug:
 
 
 TOKEN = " AND j.lock_token = i.lock_token"
-RUNNING = " AND j.status = 'running'"
+RUNNING = " AND coalesce(j.status, '') = 'running'"
 ROW_LOCK = "FOR UPDATE SKIP LOCKED"
+TURN = "turn.COMPLETE_AND_CLAIM"
+TURN_COMPLETES = "= 'running' FOR UPDATE SKIP LOCKED"
+TURN_CLAIMS = "LIMIT l.max_rows FOR UPDATE SKIP LOCKED"
 DUE = " AND run_at <= statement_timestamp()"
 KEYED_CLAIMS = ("claim_keyed.CLAIM_IN_WINDOW", "claim_keyed.CLAIM_HEADS")
 LANE_DUE = "AND j.run_at <= statement_timestamp()"
@@ -87,12 +90,20 @@ BUGS: Mapping[str, Bug] = {
     "renew without the status": without(RUNNING, "finish.RENEW", by=HAND),
     "mark timed out without the status": without(RUNNING, "finish.MARK_TIMED_OUT", by=HAND),
     "retry, release and fail without the status": without(RUNNING, "locks.LOCK_RUNNING", by=HAND),
-    "claim of what is not pending": without(" AND status = 'pending'", "claim.LOCK_DUE", by=OPERATIONS),
+    "claim of what is not pending": without(" AND coalesce(status, '') = 'pending'", "claim.LOCK_DUE", by=OPERATIONS),
     "recovery before the lease has ended": without(
         " AND locked_until < statement_timestamp()", "recovery.LOCK_STALE", by=OPERATIONS
     ),
-    # Row locks
+    "turn without the token": without(TOKEN, TURN, by=OPERATIONS),
+    "turn without the status": without(RUNNING, TURN, by=HAND),
+    "turn claims what is not pending": without("j.status = 'pending' AND ", TURN, by=OPERATIONS),
+    "turn claims jobs with keys": without(" AND j.mutex_keys IS NULL", TURN, by=OPERATIONS),
+    "turn does not say what it skipped": without("< cardinality(", TURN, by=OPERATIONS, instead="> cardinality("),
+    # Row locks. Without one, an update by place (ctid) waits for the other session and then finds nothing there; the
+    # deletion of a job that is kept for 0 s goes by id, and takes what runs under another token by then.
     "complete without the row lock": without(ROW_LOCK, "finish.COMPLETE", by=PERMUTATIONS),
+    "turn completes without the row lock": without(TURN_COMPLETES, TURN, by=PERMUTATIONS, instead="= 'running'"),
+    "turn claims without the row lock": without(TURN_CLAIMS, TURN, by=LOCKED_ROWS, instead="LIMIT l.max_rows"),
     "renew without the row lock": without(ROW_LOCK, "finish.RENEW", by=PERMUTATIONS),
     "mark timed out without the row lock": without(ROW_LOCK, "finish.MARK_TIMED_OUT", by=PERMUTATIONS),
     "retry, release and fail without the row lock": without("FOR UPDATE", "locks.LOCK_RUNNING", by=PERMUTATIONS),
@@ -130,13 +141,13 @@ BUGS: Mapping[str, Bug] = {
         "held_until <= statement_timestamp()", "sweep.SWEEP_LINGERS", by=OPERATIONS, instead="held_until IS NOT NULL"
     ),
     "sweep of the keys of running jobs": without(
-        " AND j.status = 'running' AND j.lock_token = m.lock_token",
+        RUNNING + " AND j.lock_token = m.lock_token",
         "sweep.SWEEP_ORPHANS",
         by=OPERATIONS,
         instead=" AND false",
     ),
     "sweep without the token": without(" AND j.lock_token = m.lock_token", "sweep.SWEEP_ORPHANS", by=HAND),
-    "sweep without the status": without(" AND j.status = 'running'", "sweep.SWEEP_ORPHANS", by=HAND),
+    "sweep without the status": without(RUNNING, "sweep.SWEEP_ORPHANS", by=HAND),
     "order of a key dropped": without(
         "LIMIT 1) AS ahead", "candidates.WINDOWED", "candidates.WALKED", by=OPERATIONS, instead="LIMIT 0) AS ahead"
     ),
@@ -170,6 +181,10 @@ BUGS: Mapping[str, Bug] = {
     "keyed claim before it is due": without(LANE_DUE, "claim_keyed.CLAIM_IN_WINDOW", by=OPERATIONS, times=3),
     "claim before it is due": without(DUE, "claim.LOCK_DUE", by=OPERATIONS),
     "plain claim before it is due": without(LANE_DUE, "claim.CLAIM_PLAIN", by=OPERATIONS),
+    "turn claims before it is due": without(LANE_DUE, TURN, by=OPERATIONS),
+    "turn claims from the start of the lane": without(
+        "AND (j.run_at, j.id) > (l.after_time, l.after_id)", TURN, by=OPERATIONS
+    ),
     "candidates before they are due": Bug(
         OPERATIONS,
         (Edit("candidates.PLAIN", LANE_DUE, ""), Edit("candidates.WINDOWED", LANE_DUE, "", times=2)),
@@ -183,10 +198,16 @@ BUGS: Mapping[str, Bug] = {
         by=OPERATIONS,
         instead="DELETE FROM {payloads} WHERE false AND",
     ),
+    "payload of a job completed by a turn kept": without(
+        "DELETE FROM {payloads} WHERE", TURN, by=OPERATIONS, instead="DELETE FROM {payloads} WHERE false AND"
+    ),
     "complete takes its times before the wait": without(" SKIP LOCKED", "finish.COMPLETE", by=WAITS),
     # One locked row must not hold up the others
     "claim waits": waiting("claim.LOCK_DUE"),
     "plain claim waits": waiting("claim.CLAIM_PLAIN"),
+    "complete waits": waiting("finish.COMPLETE"),
+    "turn waits to complete": without(TURN_COMPLETES, TURN, by=LOCKED_ROWS, instead="= 'running' FOR UPDATE"),
+    "turn waits to claim": without(TURN_CLAIMS, TURN, by=LOCKED_ROWS, instead="LIMIT l.max_rows FOR UPDATE"),
     "renewal waits": waiting("finish.RENEW"),
     "mark waits": waiting("finish.MARK_TIMED_OUT"),
     "recovery waits": waiting("recovery.LOCK_STALE"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -42,6 +43,8 @@ PAIRS = (
     *(("expired", "take over", f"old: {what}") for what in ("complete", "renew", "mark", "retry")),
     ("expired", "old: complete", "recover, if it is stale"),
     ("again", "take over", "claim next"),
+    ("again, kept for 0 s", "take over", "new: complete"),
+    ("again, kept for 0 s", "without keys: take over", "without keys, new: turn"),
     ("again", "claim plain", "claim plain"),
     ("again", "claim other", "claim other"),
     ("again", "claim other", "sweep"),
@@ -113,6 +116,13 @@ def jobs_with_a_locked_row(engine: sa.Engine, one: sa.Connection, two: sa.Connec
     two.rollback()
     two.exec_driver_sql(HELD_OUT)
     assert store.renew_leases(two, TABLES, jobs=jobs, lease=60) == ids[1:]
+    assert store.complete_unlocked(two, TABLES, jobs=jobs) == ids[1:]
+    two.rollback()
+    two.exec_driver_sql(HELD_OUT)
+    by: Any = {"lock_token": "t", "locked_by": "w", "lease": 60}
+    turn = store.complete_and_claim(two, TABLES, jobs=jobs, lanes=lanes, after={}, **by)
+    assert turn.skipped == ids[:1]
+    assert [job.id for job in turn.claimed] == pending[1:]
 
 
 def times_after_a_wait(engine: sa.Engine) -> None:

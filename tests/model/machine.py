@@ -54,7 +54,7 @@ def new_jobs(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-LATE = ("renew", "mark", "complete", "retry", "release", "linger", "fail")
+LATE = ("renew", "mark", "complete", "complete unlocked", "turn", "retry", "release", "linger", "fail")
 
 
 def late_write(lock: Lock, kind: str) -> Operation:
@@ -62,6 +62,8 @@ def late_write(lock: Lock, kind: str) -> Operation:
         "renew": op.renew([lock], TICK),
         "mark": op.mark([lock]),
         "complete": op.complete([lock]),
+        "complete unlocked": op.complete_unlocked([lock]),
+        "turn": op.complete_and_claim([lock], [], "late", TICK),
         "retry": op.retry(lock, TICK, None),
         "release": op.release(lock, TICK, None),
         "linger": op.release(lock, TICK, TICK),
@@ -114,6 +116,32 @@ class StoreMachine(Sequence):
         lanes = [(name, priority, n) for name in NAMES for priority in priorities]
         self.started(op.claim_plain(lanes, f"any-{self.number()}", lease * TICK))
 
+    @rule(
+        chosen=indexes,
+        n=st.integers(0, 2),
+        priorities=st.lists(st.integers(-1, 1), max_size=2, unique=True),
+        after=st.none() | index,
+        lease=ticks,
+    )
+    def complete_and_claim(
+        self, chosen: list[int], n: int, priorities: list[int], after: int | None, lease: int
+    ) -> None:
+        """As a worker does again and again; sometimes from the place of some job on."""
+        lanes = [(name, priority, n) for name in NAMES for priority in priorities]
+        locks, places = self.picked_without_keys(chosen), self.places([] if after is None else [after])
+        self.start_all(op.complete_and_claim(locks, lanes, f"any-{self.number()}", lease * TICK, places))
+
+    def places(self, chosen: list[int]) -> dict[tuple[str, int], tuple[int, str]]:
+        jobs = [self.model.jobs[id_] for id_ in self.chosen_ids(chosen)]
+        return {(job.job_name, job.priority): (job.run_at, job.id) for job in jobs if isinstance(job.run_at, int)}
+
+    def picked_without_keys(self, chosen: list[int]) -> list[Lock]:
+        return [lock for lock in self.picked(chosen, bare=False) if not lock.mutex_keys]
+
+    def start_all(self, operation: Operation) -> None:
+        started, _ = self.step(operation)
+        self.locks += [Lock(row[0], row[8], row[6]) for row in started]
+
     def started(self, operation: Operation) -> None:
         self.locks += [Lock(row[0], row[8], row[6]) for row in self.step(operation)]
 
@@ -128,6 +156,10 @@ class StoreMachine(Sequence):
     @rule(chosen=indexes, bare=st.booleans())
     def complete(self, chosen: list[int], bare: bool) -> None:
         self.step(op.complete(self.picked(chosen, bare)))
+
+    @rule(chosen=indexes)
+    def complete_unlocked(self, chosen: list[int]) -> None:
+        self.step(op.complete_unlocked(self.picked_without_keys(chosen)))
 
     @rule(chosen=index, delay=ticks, error=st.sampled_from((None, ERROR)), bare=st.booleans())
     def retry(self, chosen: int, delay: int, error: dict[str, Any] | None, bare: bool) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,6 +17,7 @@ from tests.model.reference import Builder, Model
 from tests.model.rows import SECOND, JobRow, Lock
 
 TABLES = Queue().tables
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TICK = 900
 """Seconds. All times of a sequence are whole ticks apart, and it takes far less than one: nothing is only just due."""
 
@@ -148,6 +151,10 @@ def micro_of(moment: Any) -> int:
     return int(moment.timestamp()) * SECOND + moment.microsecond
 
 
+def moment_of(micro: int) -> datetime:
+    return EPOCH + timedelta(microseconds=micro)
+
+
 def renew(locks: Sequence[Lock], lease: float) -> Operation:
     return Operation(
         f"renew {_names(locks)}",
@@ -170,6 +177,60 @@ def complete(locks: Sequence[Lock]) -> Operation:
         lambda conn: sorted(store.complete(conn, TABLES, jobs=locks)),
         lambda model, _: model.complete(locks),
     )
+
+
+def complete_unlocked(locks: Sequence[Lock]) -> Operation:
+    """Of jobs without keys."""
+    return Operation(
+        f"complete unlocked {_names(locks)}",
+        lambda conn: sorted(store.complete_unlocked(conn, TABLES, jobs=locks)),
+        lambda model, _: model.complete_unlocked(locks),
+    )
+
+
+Places = Mapping[tuple[str, int], tuple[int, str]]
+"""Of lanes (name, priority), the place (run_at, id) after which a claim begins."""
+
+
+def complete_and_claim(
+    locks: Sequence[Lock],
+    lanes: Sequence[tuple[str, int, int]],
+    token: str,
+    lease: float,
+    after: Places = MappingProxyType({}),
+) -> Operation:
+    """Of jobs without keys; what started, and what was completed: the locks without what was skipped."""
+
+    def run(conn: sa.Connection) -> Any:
+        turn = run_turn(conn, locks, lanes, token, lease, after)
+        return [(*_claimed(job), job.payload_text) for job in turn.claimed], completed_by(turn, locks)
+
+    def predict(model: Model, _: Any) -> Any:
+        completed, started = model.complete_and_claim(locks, lanes, after, token, "w" + token, lease)
+        return [(*_started(model, job), model.payloads[job.id]) for job in started], completed
+
+    return Operation(f"complete {_names(locks)} and claim {list(lanes)} after {dict(after)} as {token}", run, predict)
+
+
+def run_turn(
+    conn: sa.Connection,
+    locks: Sequence[Lock],
+    lanes: Sequence[tuple[str, int, int]],
+    token: str,
+    lease: float,
+    after: Places = MappingProxyType({}),
+) -> store.Turn:
+    places = {lane: (moment_of(run_at), id_) for lane, (run_at, id_) in after.items()}
+    by: Any = {"lock_token": token, "locked_by": "w" + token, "lease": lease}
+    return store.complete_and_claim(conn, TABLES, jobs=locks, lanes=lanes, after=places, **by)
+
+
+def completed_by(turn: store.Turn, locks: Sequence[Lock]) -> list[str]:
+    """Each lock is skipped by itself: an id may be there under two tokens."""
+    completed = [lock.id for lock in set(locks)]
+    for id_ in turn.skipped:
+        completed.remove(id_)
+    return sorted(completed)
 
 
 def retry(lock: Lock, delay: float, error: dict[str, Any] | None) -> Operation:

@@ -17,7 +17,20 @@ import sqlalchemy as sa
 from tests.model.observed import compare, observe, shape
 from tests.model.operations import TICK, Operation
 from tests.model.reference import Model
-from tests.model.scenes import ASIDE, ENDS, NEW, OLD, OPERATIONS, ROW, SCENES, TABLE_NAMES, prepare
+from tests.model.scenes import (
+    ASIDE,
+    ENDS,
+    NEW,
+    NEW_KEYLESS,
+    OLD,
+    OLD_KEYLESS,
+    OPERATIONS,
+    ROW,
+    ROW_KEYLESS,
+    SCENES,
+    TABLE_NAMES,
+    prepare,
+)
 from tests.support import wait_until
 
 
@@ -141,7 +154,7 @@ def judge(case: Case, before: Model, results: Sequence[Any], seen: Model) -> Non
     if not case.commits:
         done = done[1:]
     if case.scene.startswith("again"):
-        accepted = [name for name, result in done if name in OLD and not is_idle(result)]
+        accepted = [name for name, result in done if name in OLD | OLD_KEYLESS and not is_idle(result)]
         assert not accepted, f"{case}: a stale write was accepted: {accepted}"
     ended = [name for name, result in done if has_ended(name, result)]
     ends = ended_starts(ended, case.scene)
@@ -188,9 +201,11 @@ def pairs(scenes: Sequence[str] = SCENES) -> Iterator[tuple[str, str, str]]:
     for scene in scenes:
         tokens = OLD if scene == "expired" else {**OLD, **NEW}
         names = [name for name in on_the_job if name in tokens or name in ROW]
-        for first, rival in itertools.product(names, names):
-            if scene == "expired" or not (first in OLD and rival in OLD):
-                yield scene, first, rival
+        without_keys = [*OLD_KEYLESS, *([] if scene == "expired" else NEW_KEYLESS), *ROW_KEYLESS]
+        for chosen in (names, without_keys):
+            for first, rival in itertools.product(chosen, chosen):
+                if scene == "expired" or not {first, rival} <= {*OLD, *OLD_KEYLESS}:
+                    yield scene, first, rival
     for first, rival in itertools.product(ASIDE, ASIDE):
         yield "again", first, rival
 

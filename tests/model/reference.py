@@ -7,7 +7,8 @@ itself sets is a `Soon`, for which the state read after the step then gives the 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from sqlane_sa.store import FailResult, Recovery
@@ -76,7 +77,14 @@ class Model(State):
             self._take_keys(job, token, lost=not busy.isdisjoint(job.keys))
         return [self._start(job, token, by, lease) for job in chosen if busy.isdisjoint(job.keys)]
 
-    def claim_plain(self, lanes: Sequence[tuple[str, int, int]], token: str, by: str, lease: float) -> list[JobRow]:
+    def claim_plain(
+        self,
+        lanes: Sequence[tuple[str, int, int]],
+        token: str,
+        by: str,
+        lease: float,
+        after: Mapping[tuple[str, int], tuple[int, str]] = MappingProxyType({}),
+    ) -> list[JobRow]:
         chosen: list[JobRow] = []
         for name, priority, limit in lanes:
             lane = [
@@ -84,9 +92,23 @@ class Model(State):
                 for job in self.jobs.values()
                 if self.is_due(job) and not job.keys and (job.job_name, job.priority) == (name, priority)
             ]
+            if (name, priority) in after:
+                lane = [job for job in lane if order(job) > after[name, priority]]
             chosen += sorted(lane, key=order)[:limit]
         started = [self._start(job, token, by, lease) for job in chosen]
         return sorted(started, key=lambda job: (job.priority, order(job)))
+
+    def complete_and_claim(
+        self,
+        locks: Sequence[Lock],
+        lanes: Sequence[tuple[str, int, int]],
+        after: Mapping[tuple[str, int], tuple[int, str]],
+        token: str,
+        by: str,
+        lease: float,
+    ) -> tuple[list[str], list[JobRow]]:
+        """The ids completed, and the jobs started: those after the place of their lane."""
+        return self.complete_unlocked(locks), self.claim_plain(lanes, token, by, lease, after)
 
     def _take_keys(self, job: JobRow, token: str, lost: bool) -> None:
         for key in job.keys:
@@ -120,12 +142,17 @@ class Model(State):
     # Ends
 
     def complete(self, locks: Sequence[Lock]) -> list[str]:
+        completed = self.complete_unlocked(locks)
+        self.free(locks)
+        return completed
+
+    def complete_unlocked(self, locks: Sequence[Lock]) -> list[str]:
+        """Of jobs without keys."""
         held = self.all_held(locks)
         for job in held:
             self.payloads.pop(job.id, None)
             self._finish(job, "completed", job.completed_retention_ms)
             job.attempts += 1
-        self.free(locks)
         return sorted(job.id for job in held)
 
     def retry(self, lock: Lock, delay: float, error: dict[str, Any] | None) -> bool:

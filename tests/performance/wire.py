@@ -13,8 +13,8 @@ CONTROL = ("BEGIN", "COMMIT", "ROLLBACK", "SAVEPOINT", "RELEASE")
 
 
 class Sent(NamedTuple):
-    """`statements` are those that do something: neither BEGIN nor COMMIT. `round_trips` are the waits for an answer to
-    whatever was sent together."""
+    """`statements` are those that do something: neither BEGIN nor COMMIT. A statement outside of BEGIN and COMMIT is a
+    transaction too. `round_trips` are the waits for an answer to whatever was sent together."""
 
     statements: int
     transactions: int
@@ -34,7 +34,7 @@ class Wire(Proxy):
         control = sum(self._counts[word] for word in CONTROL)
         return Sent(
             self._counts["Query"] + self._counts["Execute"] - control,
-            self._counts["committed"],
+            self._counts["ended"],
             self._counts["ReadyForQuery"],
         )
 
@@ -45,17 +45,22 @@ class Wire(Proxy):
         end = super()._link()
         link = self._links[-1]
         note = link._note
+        done = False  # something, since this connection was last outside a transaction
 
         def counted(sender: Sender, message: Message) -> None:
+            nonlocal done
             note(sender, message)
             self._count(message)
+            if message.name == "CommandComplete":
+                done = True
+            if message.name == "ReadyForQuery" and message.body == b"I":
+                self._counts["ended"] += done
+                done = False
 
         link._note = counted  # type: ignore[method-assign]
         return end
 
     def _count(self, message: Message) -> None:
         self._counts[message.name] += 1
-        if message.name == "CommandComplete" and message.body.startswith(b"COMMIT"):
-            self._counts["committed"] += 1
         if message.name == "Query" and (message.statement or "").split(" ", 1)[0] in CONTROL:
             self._counts[(message.statement or "").split(" ", 1)[0]] += 1

@@ -13,11 +13,20 @@ from tests.store.steps import add, claim, end_lease, end_lingers, holds, rows, r
 
 Write = Callable[[sa.Connection, Queue, Any], Any]
 
+
+def turn(conn: sa.Connection, queue: Queue, job: Any) -> store.Turn:
+    """It claims nothing."""
+    by: Any = {"lock_token": "turn", "locked_by": "w", "lease": 60}
+    return store.complete_and_claim(conn, queue.tables, jobs=[job], lanes=[], after={}, **by)
+
+
 WRITES: dict[str, Write] = {
     "renew": lambda conn, queue, job: store.renew_leases(conn, queue.tables, jobs=[job], lease=999),
     "find held": lambda conn, queue, job: store.find_held(conn, queue.tables, jobs=[job]),
     "mark timed out": lambda conn, queue, job: store.mark_timed_out(conn, queue.tables, jobs=[job]),
     "complete": lambda conn, queue, job: store.complete(conn, queue.tables, jobs=[job]),
+    "complete unlocked": lambda conn, queue, job: store.complete_unlocked(conn, queue.tables, jobs=[job]),
+    "complete and claim": lambda conn, queue, job: not turn(conn, queue, job).skipped,
     "retry": lambda conn, queue, job: store.retry(conn, queue.tables, job=job, error={"a": 1}),
     "retry many": lambda conn, queue, job: store.retry_many(
         conn, queue.tables, retries=[RetryWrite(job.id, job.lock_token, 5, {})]
