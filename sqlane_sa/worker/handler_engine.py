@@ -57,7 +57,7 @@ class HandlerPool(QueuePool):
     that it closes, can be seen without asking it."""
 
     _sqla_logger_namespace = "sqlalchemy.pool.impl.QueuePool"
-    """It says what any pool does, and who wants to hear that asks SQLAlchemy; in our log it would be somebody else's."""
+    """It says what any pool does, and who wants to hear that asks SQLAlchemy: our log is of jobs."""
 
     def _do_get(self) -> ConnectionPoolEntry:
         record: Any = super()._do_get()
