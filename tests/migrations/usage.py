@@ -82,7 +82,8 @@ def work(conn: sa.Connection, queue: Queue) -> None:
 
 def _work_along_lines(conn: sa.Connection, queue: Queue) -> None:
     """Two jobs of one key, beside what waits already: the first found by a look and the second by its line."""
-    tables, terms = queue.tables, {"names": ["n"], "limit": 9, "locked_by": "w", "lease": LEASE}
+    tables = queue.tables
+    terms: dict[str, Any] = {"names": ["n"], "limit": 9, "locked_by": "w", "lease": LEASE}
     first, second = (insert(conn, queue, delay=0, mutex_keys=["line"]) for _ in range(2))
     claimed = store.claim_keyed(conn, tables, lock_token=new_id(), **terms).jobs
     assert {first, second} & {job.id for job in claimed} == {first}
