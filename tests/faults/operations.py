@@ -216,6 +216,12 @@ WORKER = [
     Operation("release", running, release),
     Operation("release_lingering", running, lambda c, q, job: release(c, q, job, linger=LEASE)),
     Operation("turn", plain_due_and_running, turn, alone=True),
+    Operation(
+        "complete_unlocked",
+        plain_due_and_running,
+        lambda c, q, job: store.complete_unlocked(c, q.tables, jobs=[job]),
+        alone=True,
+    ),
     Operation("long_turn", due_and_running, long_turn),
     Operation("find_stale", stale, lambda c, q, _: store.find_stale(c, q.tables, limit=10), reads=True),
     Operation("recover_stale", stale, recover),
