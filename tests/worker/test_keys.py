@@ -125,9 +125,10 @@ def test_a_job_that_waits_for_its_key_hides_no_later_ones(
 
     queue.job("lane", mutex_keys=lambda payload: [payload])(lambda payload: None)
     worker = work(poll_interval=3600)
+    # Until then an enqueue notifies nobody, and one that crosses the last look costs a poll.
+    wait_until(lambda: worker._parts.loop.asleep and worker._parts.jobs.waiting)
     holder = enqueue("hold")
     wait_until(lambda: job(holder).status == "running")
-    # Until then an enqueue notifies nobody.
     wait_until(lambda: worker._parts.loop.asleep and worker._parts.jobs.waiting)
     with engine.begin() as conn:
         blocked = queue.enqueue(conn, "lane", "a").id
