@@ -121,17 +121,19 @@ SELECT NULL, l.job_name, l.priority, NULL FROM lane AS l CROSS JOIN LATERAL ("""
     _COLUMNS,
 )
 
-# A row without an id names the last key that was looked at, when there may be more.
-WALKED = Statement(
-    """
+# From key to key of the lines, one index probe each.
+WALK = """
 WITH RECURSIVE line AS (
     (SELECT w.mutex_key, 1 AS place FROM {waits} AS w WHERE w.mutex_key > :after_key ORDER BY w.mutex_key LIMIT 1)
     UNION ALL
     SELECT n.mutex_key, l.place + 1 FROM line AS l CROSS JOIN LATERAL (
         SELECT w.mutex_key FROM {waits} AS w WHERE w.mutex_key > l.mutex_key ORDER BY w.mutex_key LIMIT 1) AS n
     WHERE l.place < :heads
-), head AS MATERIALIZED (
-    SELECT h.id, h.job_name, h.priority, h.run_at, h.mutex_keys FROM line AS l CROSS JOIN LATERAL (
+)"""
+
+# The first due job in the line of l.mutex_key: places without their pending jobs count nothing.
+HEAD = """
+    SELECT h.id, h.job_name, h.priority, h.run_at, h.mutex_keys, l.mutex_key FROM LINES AS l CROSS JOIN LATERAL (
         SELECT j.id, j.job_name, j.priority, j.run_at, j.mutex_keys
         FROM {waits} AS w CROSS JOIN LATERAL (
             SELECT a.id, a.job_name, a.priority, a.run_at, a.mutex_keys FROM {jobs} AS a
@@ -139,7 +141,14 @@ WITH RECURSIVE line AS (
             AND a.run_at <= statement_timestamp() LIMIT 1) AS j
         WHERE w.mutex_key = l.mutex_key AND w.run_at <= statement_timestamp()
         ORDER BY w.run_at, w.job_id LIMIT 1) AS h
-    WHERE h.job_name = ANY(CAST(:names AS text[]))
+    WHERE h.job_name = ANY(CAST(:names AS text[]))"""
+
+# A row without an id names the last key that was looked at, when there may be more.
+WALKED = Statement(
+    WALK
+    + ", head AS MATERIALIZED ("
+    + HEAD.replace("LINES", "line")
+    + """
 )
 SELECT c.id, c.job_name, c.priority, """
     + _EPOCH.format("c")

@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 from sqlane_sa.schema import Tables
 from sqlane_sa.statement import BIG, Statement, array_literal
 from sqlane_sa.store.drivers import check_copy, copy_in
+from sqlane_sa.store.insert_one import OPTIONS
 from sqlane_sa.store.sleepers import wake
 from sqlane_sa.values.errors import InvalidJobError
 from sqlane_sa.values.ids import new_ids
@@ -33,17 +34,7 @@ COPY_JOBS = Statement(
 COPY_PAYLOADS = Statement("COPY {payloads} (id, payload) FROM STDIN", {})
 COPY_WAITS = Statement("COPY {waits} (mutex_key, run_at, job_id) FROM STDIN", {})
 
-_options = attrgetter(
-    "name",
-    "priority",
-    "run_at",
-    "delay_ms",
-    "max_attempts",
-    "max_stalls",
-    "failure_job",
-    "completed_retention_ms",
-    "failed_retention_ms",
-)
+_options = attrgetter(*OPTIONS, "run_at")
 
 
 def copy_jobs(conn: Connection, /, tables: Tables, *, jobs: Sequence[NewJob]) -> list[str]:

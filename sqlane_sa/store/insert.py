@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import Connection
 
 from sqlane_sa.schema import Tables
-from sqlane_sa.statement import BIG, BIGS, INT, INTS, SMALL, TEXT, TEXTS, Statement, Types, array_literal
-from sqlane_sa.store.insert_one import insert_one, utc
+from sqlane_sa.statement import BIGS, INTS, TEXT, TEXTS, Statement, Types, array_literal
+from sqlane_sa.store.insert_one import OPTIONS, insert_one, options_of, utc
 from sqlane_sa.values.ids import new_ids
 from sqlane_sa.values.job import Enqueued, NewJob
 
@@ -109,33 +109,10 @@ WITH new_jobs AS (
     SELECT pg_notify(:channel, '') FROM (SELECT FROM {sleepers} WHERE asleep_until > statement_timestamp() LIMIT 1) AS s
 )
 SELECT count(*) FROM woken""",
-    {
-        "ids": TEXTS,
-        "payloads": TEXTS,
-        "name": TEXT,
-        "priority": SMALL,
-        "delay_ms": BIG,
-        "max_attempts": INT,
-        "max_stalls": INT,
-        "failure_job": TEXT,
-        "completed_retention_ms": BIG,
-        "failed_retention_ms": BIG,
-        "channel": TEXT,
-    },
+    {"ids": TEXTS, "payloads": TEXTS, "channel": TEXT, **OPTIONS},
 )
 
-_OPTIONS = (
-    "name",
-    "priority",
-    "delay_ms",
-    "max_attempts",
-    "max_stalls",
-    "failure_job",
-    "completed_retention_ms",
-    "failed_retention_ms",
-)
-_options = attrgetter(*_OPTIONS)
-_all_but_payload = attrgetter(*_OPTIONS, "mutex_keys", "run_at")
+_all_but_payload = attrgetter(*OPTIONS, "mutex_keys", "run_at")
 
 
 def insert_jobs(conn: Connection, /, tables: Tables, *, jobs: Iterable[NewJob]) -> list[Enqueued]:
@@ -199,8 +176,8 @@ def _chunks(jobs: Iterable[NewJob]) -> Iterator[list[NewJob]]:
 
 
 def _shared_parameters(tables: Tables, ids: list[str], jobs: Sequence[NewJob]) -> dict[str, Any]:
-    shared = dict(zip(_OPTIONS, _options(jobs[0]), strict=True))
-    return {**shared, "ids": ids, "payloads": [job.payload for job in jobs], "channel": tables.channel}
+    payloads = [job.payload for job in jobs]
+    return {"ids": ids, "payloads": payloads, "channel": tables.channel, **options_of(jobs[0])}
 
 
 def _parameters(tables: Tables, ids: list[str], jobs: Sequence[NewJob]) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from operator import attrgetter
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -11,10 +13,8 @@ from sqlane_sa.statement import BIG, INT, SMALL, TEXT, Statement, Types, array_l
 from sqlane_sa.values.ids import new_id
 from sqlane_sa.values.job import NewJob
 
-_BINDS: Types = {
-    "id": TEXT,
-    "job_name": TEXT,
-    "payload": TEXT,
+OPTIONS: Types = {
+    "name": TEXT,
     "priority": SMALL,
     "delay_ms": BIG,
     "max_attempts": INT,
@@ -22,8 +22,10 @@ _BINDS: Types = {
     "failure_job": TEXT,
     "completed_retention_ms": BIG,
     "failed_retention_ms": BIG,
-    "channel": TEXT,
 }
+"""What most jobs of a name have in common; each an attribute of `NewJob`."""
+_BINDS: Types = {"id": TEXT, "payload": TEXT, "channel": TEXT, **OPTIONS}
+_options = attrgetter(*OPTIONS)
 
 # timestamptz(3) rounds: up to the next millisecond, a job that is due now would not be due yet.
 _AFTER_DELAY = """date_trunc('milliseconds',
@@ -36,7 +38,7 @@ _JOB = """
 WITH new_job AS (
     INSERT INTO {jobs} (id, job_name, status, priority, run_at, attempts, max_attempts, stalls, max_stalls,
                         mutex_keys, failure_job, completed_retention_ms, failed_retention_ms, created_at, updated_at)
-    VALUES (:id, :job_name, 'pending', CAST(:priority AS smallint), RUN_AT, 0, CAST(:max_attempts AS integer), 0,
+    VALUES (:id, :name, 'pending', CAST(:priority AS smallint), RUN_AT, 0, CAST(:max_attempts AS integer), 0,
             CAST(:max_stalls AS integer), KEYS, :failure_job, CAST(:completed_retention_ms AS bigint),
             CAST(:failed_retention_ms AS bigint), statement_timestamp(), statement_timestamp())
 )"""
@@ -66,25 +68,19 @@ INSERT_ONE_SPECIAL = Statement(
 
 def insert_one(conn: Connection, tables: Tables, job: NewJob) -> str:
     """Insert a job that has no id yet, and wake a waiting worker at commit; returns its new id."""
-    parameters = {
-        "id": new_id(),
-        "job_name": job.name,
-        "payload": job.payload,
-        "priority": job.priority,
-        "delay_ms": job.delay_ms,
-        "max_attempts": job.max_attempts,
-        "max_stalls": job.max_stalls,
-        "failure_job": job.failure_job,
-        "completed_retention_ms": job.completed_retention_ms,
-        "failed_retention_ms": job.failed_retention_ms,
-        "channel": tables.channel,
-    }
+    id_ = new_id()
+    parameters = {"id": id_, "payload": job.payload, "channel": tables.channel, **options_of(job)}
     if job.mutex_keys or job.run_at is not None:
         keys = array_literal(dict.fromkeys(job.mutex_keys)) if job.mutex_keys else None
         INSERT_ONE_SPECIAL.write(conn, tables, {**parameters, "run_at": utc(job.run_at), "mutex_keys": keys})
     else:
         INSERT_ONE.write(conn, tables, parameters)
-    return parameters["id"]  # type: ignore[return-value]
+    return id_
+
+
+def options_of(job: NewJob) -> dict[str, Any]:
+    """The parameters for `OPTIONS`."""
+    return dict(zip(OPTIONS, _options(job), strict=True))
 
 
 def utc(moment: datetime | None) -> str | None:

@@ -9,37 +9,19 @@ from sqlalchemy import Connection
 
 from sqlane_sa.schema import Tables
 from sqlane_sa.statement import INT, SMALL, TEXT, TEXTS, Statement
-from sqlane_sa.store.candidates import HEADS, STARTABLE
-
-# The first due job of the line of l.mutex_key: places without their pending jobs count nothing.
-_HEAD = """
-    SELECT h.id, h.job_name, h.priority, h.run_at, h.mutex_keys, l.mutex_key FROM LINES AS l CROSS JOIN LATERAL (
-        SELECT j.id, j.job_name, j.priority, j.run_at, j.mutex_keys
-        FROM {waits} AS w CROSS JOIN LATERAL (
-            SELECT a.id, a.job_name, a.priority, a.run_at, a.mutex_keys FROM {jobs} AS a
-            WHERE a.id = w.job_id AND coalesce(a.status, '') = 'pending' AND a.mutex_keys IS NOT NULL
-            AND a.run_at <= statement_timestamp() LIMIT 1) AS j
-        WHERE w.mutex_key = l.mutex_key AND w.run_at <= statement_timestamp()
-        ORDER BY w.run_at, w.job_id LIMIT 1) AS h
-    WHERE h.job_name = ANY(CAST(:names AS text[]))"""
+from sqlane_sa.store.candidates import HEAD, HEADS, STARTABLE, WALK
 
 HEADS_OF_KEYS = (
     "WITH head AS MATERIALIZED ("
-    + _HEAD.replace("LINES", "unnest(CAST(:keys AS text[]))").replace("AS l CROSS", "AS l(mutex_key) CROSS")
+    + HEAD.replace("LINES", "unnest(CAST(:keys AS text[]))").replace("AS l CROSS", "AS l(mutex_key) CROSS")
     + ")"
 )
 
-# From key to key, one index probe each. A row without a priority names the last key, when there may be more.
+# A row without a priority names the last key, when there may be more.
 FIND_FREE = Statement(
-    """
-WITH RECURSIVE line AS (
-    (SELECT w.mutex_key, 1 AS place FROM {waits} AS w WHERE w.mutex_key > :after_key ORDER BY w.mutex_key LIMIT 1)
-    UNION ALL
-    SELECT n.mutex_key, l.place + 1 FROM line AS l CROSS JOIN LATERAL (
-        SELECT w.mutex_key FROM {waits} AS w WHERE w.mutex_key > l.mutex_key ORDER BY w.mutex_key LIMIT 1) AS n
-    WHERE l.place < :heads
-), head AS MATERIALIZED ("""
-    + _HEAD.replace("LINES", "line")
+    WALK
+    + ", head AS MATERIALIZED ("
+    + HEAD.replace("LINES", "line")
     + """
 )
 SELECT c.mutex_key, c.priority FROM head AS c WHERE """

@@ -15,7 +15,7 @@ Place = tuple[datetime, str]
 MAX_SUPPOSED = 16
 
 
-class Mark(NamedTuple):
+class LowWaterMark(NamedTuple):
     """How far the claims from a lane have come, and until when the next ones may begin there."""
 
     place: Place
@@ -30,7 +30,7 @@ class Lanes:
         self._plain: dict[LaneKey, float] = {}
         self._keyed: dict[LaneKey, float] = {}
         self._claimed: dict[LaneKey, None] = {}
-        self._marks: dict[LaneKey, Mark] = {}
+        self._marks: dict[LaneKey, LowWaterMark] = {}
         self._turn = 0
 
     def refresh(self, lanes: Iterable[Lane], now: float) -> None:
@@ -78,7 +78,7 @@ class Lanes:
         if self._marks.pop((priority, name), None) is None:
             self._plain.pop((priority, name), None)
 
-    def marks(self, now: float) -> dict[tuple[str, int], Place]:
+    def low_water_marks(self, now: float) -> dict[tuple[str, int], Place]:
         """Where to begin, of lanes (name, priority) that were claimed from a moment ago.
 
         While somebody holds a snapshot, neither VACUUM nor the index itself can drop what was claimed: a scan from the
@@ -88,10 +88,10 @@ class Lanes:
         self._marks = {key: mark for key, mark in self._marks.items() if mark.until > now}
         return {(name, priority): mark.place for (priority, name), mark in self._marks.items()}
 
-    def mark(self, name: str, priority: int, place: Place, until: float) -> None:
+    def set_low_water_mark(self, name: str, priority: int, place: Place, until: float) -> None:
         """A claim got all it asked for, up to this place. `until` counts for a new mark, not for one that moves on."""
         known = self._marks.get((priority, name))
-        self._marks[priority, name] = Mark(place, until if known is None else known.until)
+        self._marks[priority, name] = LowWaterMark(place, until if known is None else known.until)
 
     def keyed_names(self, now: float) -> set[str]:
         """Names with due jobs that have mutex keys."""

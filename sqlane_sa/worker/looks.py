@@ -15,7 +15,7 @@ Share = tuple[str, int, int]
 
 BUSY_PROBE_INTERVAL = 0.05
 KEYED_PAUSE = 0.02
-MARK_INTERVAL = 1.0
+LOW_WATER_INTERVAL = 1.0
 """Seconds between claims from the start of a lane with a backlog."""
 MAX_SHARE = 20
 """A look that takes long, past what cannot be vacuumed, may take a twentieth of the time."""
@@ -62,9 +62,9 @@ class Looks:
         pause = busy if self._lanes.is_due(now) else self._poll_interval * random.uniform(0.9, 1.0)
         self.probe_at = now + min(pause, self._poll_interval)
 
-    def marks(self) -> dict[tuple[str, int], Place]:
+    def low_water_marks(self) -> dict[tuple[str, int], Place]:
         """Where the next claim may begin, for some lanes (name, priority)."""
-        return self._lanes.marks(time.monotonic())
+        return self._lanes.low_water_marks(time.monotonic())
 
     def claimed(
         self, shares: Sequence[Share], claimed: Sequence[ClaimedJob], began: float, *, supposed: bool, marked: bool
@@ -85,8 +85,8 @@ class Looks:
             if found.get((name, priority), 0) < limit:
                 self._lanes.exhausted(name, priority)
             elif end and marked:
-                until = now + max(MARK_INTERVAL, MAX_SHARE * (now - began))
-                self._lanes.mark(name, priority, (end.run_at, end.id), until)
+                until = now + max(LOW_WATER_INTERVAL, MAX_SHARE * (now - began))
+                self._lanes.set_low_water_mark(name, priority, (end.run_at, end.id), until)
         if not self._lanes.is_due(now):
             # Due rows that cannot be claimed are locked by somebody: to look again at once would be a busy wait.
             self.probe_at = 0.0 if claimed or supposed else now + self._poll_interval

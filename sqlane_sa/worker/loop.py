@@ -1,12 +1,12 @@
-"""The loop: writes what has finished and claims what can start, in one transaction a turn.
+"""The loop: writes what has finished and claims what can start, in one statement a turn where that is possible.
 
-While a turn is on its way the next results gather; there is no timer and no latency added. Jobs with mutex keys are
-claimed in a transaction of their own, because the first one may have freed keys (see `store.claim`).
+While a turn is on its way the next results gather, and the writer takes them when they are many; there is no timer and
+no latency added. Jobs with mutex keys are claimed in a transaction of their own, because the first one may have freed
+keys (see `store.claim`).
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -35,18 +35,14 @@ from sqlane_sa.worker.outcomes import (
     write,
     write_apart,
 )
-from sqlane_sa.worker.running import TIMEOUT, Finished, RunningJob, RunningJobs
-from sqlane_sa.worker.service import first_line
+from sqlane_sa.worker.running import Finished, RunningJob, RunningJobs
 from sqlane_sa.worker.sleep import Sleep
-
-log = logging.getLogger("sqlane_sa.worker")
+from sqlane_sa.worker.stuck import StuckJobs
 
 BUSY_CLAIM = 50
 """A claim of so many jobs means that the worker will look again by itself: enqueues need not notify."""
 MAX_UNWRITTEN = 2_000
 """Jobs that have ended and are not written yet, until fewer are claimed: a process that dies now runs them again."""
-MARK_PAUSE = 1.0
-"""Seconds until a stuck job whose row was locked is marked again."""
 HAND_BACK_AFTER = 1.0
 """Seconds that a claimed job may wait for a slot, before another worker gets it."""
 
@@ -73,6 +69,7 @@ class Loop:
         self._claims = Claims(database, queue, worker_id=worker_id, lease=lease)
         self._keyed = KeyedClaims(database, queue, self._claims)
         self._late = LateResults()
+        self._stuck = StuckJobs(database, queue.tables, jobs)
         self._capacity = Capacity(handlers.concurrency)
         self._lease = lease
         self._sleep = Sleep(queue.tables, worker_id, wakeups)
@@ -84,7 +81,6 @@ class Loop:
         self.idle = threading.Event()
         self.settled = threading.Event()
         """No claim is on its way any more, and none will be."""
-        self._mark_at = 0.0
 
     def run_once(self) -> float:
         """One turn, and when there was nothing to do, the wait for the next."""
@@ -122,9 +118,12 @@ class Loop:
         self._hand_back()
         before = time.monotonic()
         self._late.add(self._jobs.take_passed_over(), before)
-        finished = self._jobs.take_left()
-        timed_out = self._jobs.take_timed_out() if before >= self._mark_at else []
-        if finished or self._written_beside():
+        finished = self._jobs.take_for_loop()
+        timed_out = self._stuck.take(before)
+        # Counted here: what the writer writes from now on may have enqueued something after this turn's looks.
+        beside = self._written_beside()
+        self._seen_written += beside
+        if finished or beside:
             self._looks.ended(before)
         try:
             claimed = self._write_and_claim(finished, timed_out)
@@ -137,8 +136,7 @@ class Loop:
         self._start(apart)
         keyed = self._claim_keyed()
         # All of it is the time in which slots come free: without the claim of keys, theirs would never be large.
-        self._capacity.measure(len(finished) + self._written_beside(), before, time.monotonic())
-        self._seen_written = self._jobs.written
+        self._capacity.measure(len(finished) + beside, before, time.monotonic())
         self._start(keyed)
         self._write_late()
         if self._supposed:
@@ -146,7 +144,7 @@ class Loop:
         return bool(finished or claimed or apart or keyed)
 
     def _written_beside(self) -> int:
-        """How many results the writer has written since the last turn."""
+        """How many results the writer has written since the last turn began."""
         return self._jobs.written - self._seen_written
 
     def _write_and_claim(self, finished: Sequence[Finished], timed_out: Sequence[RunningJob]) -> list[ClaimedJob]:
@@ -179,7 +177,7 @@ class Loop:
             return []
         began = time.monotonic()
         with self._claims.followed(), self._database.statement() as conn:
-            turn = self._claims.turn(conn, [job for job, _ in results], shares, self._looks.marks())
+            turn = self._claims.turn(conn, [job for job, _ in results], shares, self._looks.low_water_marks())
         if turn.skipped:
             skipped = set(turn.skipped)
             self._late.add([result for result in results if result[0].id in skipped], began)
@@ -200,7 +198,7 @@ class Loop:
         with self._claims.followed(), self._database.transaction() as conn:
             changed = write(conn, self._queue, results) if results else []
             if timed_out:
-                self._mark_timed_out(conn, timed_out)
+                self._stuck.mark(conn, timed_out)
             if signing_off:
                 self._sleep.awake(conn)
             if not self.claiming and any(isinstance(outcome, Released) for _, outcome in results):
@@ -234,7 +232,7 @@ class Loop:
             self._claims.suspect()
         elif not ((results or timed_out) and is_locked(error)):
             raise error
-        self._mark_apart(timed_out)
+        self._stuck.mark_apart(timed_out)
         locked = write_apart(self._database, self._queue, results) if results else []
         self._late.put(results, locked, time.monotonic())
         self._after_write(results)
@@ -249,29 +247,6 @@ class Loop:
             self._forget(late)
             self._after_write([result for result in late if result[0] not in self._late])
 
-    def _mark_timed_out(self, conn: Connection, jobs: Sequence[RunningJob]) -> None:
-        """A row that was locked (by a renewal, or by the job's own transaction) is marked by a later turn."""
-        marked = set(store.mark_timed_out(conn, self._queue.tables, jobs=jobs))
-        skipped = [job for job in jobs if job.id not in marked and not job.ended and job.cancelled == TIMEOUT]
-        self._jobs.timed_out.extend(skipped)
-
-    def _mark_apart(self, jobs: Sequence[RunningJob]) -> None:
-        for job in jobs:
-            try:
-                with self._database.transaction() as conn:
-                    store.wait_briefly(conn)
-                    self._mark_timed_out(conn, [job])
-            except Exception as error:
-                if is_locked(error):
-                    self._jobs.timed_out.append(job)
-                    self._mark_at = time.monotonic() + MARK_PAUSE
-                elif is_hopeless(error):
-                    log.warning(
-                        "job %s (%s) cannot be marked as stuck: %s", job.id, job.claimed.name, first_line(error)
-                    )
-                else:
-                    raise
-
     def _claim_apart(self) -> list[ClaimedJob]:
         shares = self._looks.share(self._want()) if self._claims.apart else []
         if not shares:
@@ -282,7 +257,7 @@ class Loop:
         return claimed
 
     def _shares(self) -> list[Share]:
-        """What to claim in the transaction that writes."""
+        """What to claim together with the writing."""
         return [] if self._claims.apart else self._looks.share(self._want())
 
     def _claim_keyed(self) -> list[ClaimedJob]:

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlane_sa.values.definition import Definition
 from sqlane_sa.values.job import ClaimedJob
@@ -18,6 +18,8 @@ SHUTDOWN = "shutdown"
 
 MANY = 100
 """So many results, gathered while a turn of the loop is on its way, are written beside it."""
+
+Waiting = TypeVar("Waiting")
 
 _event_lock = threading.Lock()
 
@@ -180,26 +182,34 @@ class RunningJobs:
 
     def take_finished(self) -> list[Finished]:
         """What is to be written now, by the one who asks."""
-        finished = self.finished
-        return [finished.popleft() for _ in range(len(finished))]
+        return _taken(self.finished)
 
-    def take_left(self) -> list[Finished]:
+    def take_for_loop(self) -> list[Finished]:
         """What the writer leaves to the loop; and all that waits, unless that is for the writer."""
-        left = [self.left.popleft() for _ in range(len(self.left))]
+        left = _taken(self.left)
         if not self.many_gathered:
             return left + self.take_finished()
         self.call_writer()
         return left
 
     def take_passed_over(self) -> list[tuple[RunningJob, Outcome]]:
-        passed_over = self.passed_over
-        return [passed_over.popleft() for _ in range(len(passed_over))]
+        return _taken(self.passed_over)
+
+    def take_timed_out(self) -> list[RunningJob]:
+        return _taken(self.timed_out)
 
     def put_back(self, finished: list[Finished], timed_out: list[RunningJob]) -> None:
         """What could not be written waits for the next turn, in its old place."""
         self.finished.extendleft(reversed(finished))
         self.timed_out.extendleft(reversed(timed_out))
 
-    def take_timed_out(self) -> list[RunningJob]:
-        timed_out = self.timed_out
-        return [timed_out.popleft() for _ in range(len(timed_out))]
+
+def _taken(waiting: deque[Waiting]) -> list[Waiting]:
+    """What waits now, and not what is added meanwhile. Loop and writer may take from one deque at the same time."""
+    taken: list[Waiting] = []
+    try:
+        for _ in range(len(waiting)):
+            taken.append(waiting.popleft())  # noqa: PERF401  # what was taken before the error must stay
+    except IndexError:
+        """The other one was faster, and has the rest."""
+    return taken

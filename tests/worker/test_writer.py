@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import threading
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from sqlane_sa.values.outcome import Completed, Released
 from sqlane_sa.worker import running
 from sqlane_sa.worker.database import Connector
 from sqlane_sa.worker.deadlines import UNLIMITED
+from sqlane_sa.worker.loop import Loop
 from sqlane_sa.worker.running import LEASE_LOST, RunningJob, RunningJobs
 from sqlane_sa.worker.writer import Writer
 from tests.support import wait_until
@@ -145,3 +147,53 @@ def test_what_is_locked_or_lost_is_passed_over(queue: Queue, engine: sa.Engine, 
     assert set(writer._jobs.snapshot()) == {locked, taken, released}
     assert writer._jobs.wake.is_set()
     assert sql("SELECT id FROM sqlane_jobs WHERE status = 'completed'") == [(done.id,)]
+
+
+class _Taken(deque[Any]):
+    """Of which another thread takes one between the look at its length and the taking."""
+
+    def __len__(self) -> int:
+        return super().__len__() + 1
+
+
+def test_two_that_take_results_at_once_lose_none() -> None:
+    """The loop and the writer: what one of them has in its hands must not go with the error of an empty deque."""
+    jobs = RunningJobs()
+    jobs.finished = _Taken(["a", "b"])  # type: ignore[list-item]
+    jobs.left = _Taken(["c"])  # type: ignore[list-item]
+    assert jobs.take_finished() == ["a", "b"]
+    assert jobs.take_for_loop() == ["c"]
+
+
+def test_a_job_enqueued_while_the_loop_looked_is_not_left_behind(
+    queue: Queue, engine: sa.Engine, run: Any, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parent ends, and is written by the writer, after the probe of a turn and before the turn ends: the worker is
+    not idle then."""
+    monkeypatch.setattr(running, "MANY", 1)
+    started, go = threading.Event(), threading.Event()
+
+    @queue.job("child")
+    def child(payload: None) -> None:
+        """Done at once."""
+
+    @queue.job("parent")
+    def parent(payload: None, ctx: JobContext) -> None:
+        started.set()
+        assert go.wait(20)
+        ctx.enqueue("child")
+
+    probe = Loop._probe
+
+    def probe_and_wait(loop: Loop, conn: sa.Connection) -> None:
+        probe(loop, conn)
+        if started.is_set() and not go.is_set():
+            go.set()
+            wait_until(lambda: not len(loop._jobs))
+
+    monkeypatch.setattr(Loop, "_probe", probe_and_wait)
+    with engine.begin() as conn:
+        queue.enqueue(conn, "parent")
+    run(poll_interval=0.3)
+    assert go.is_set()
+    assert sorted(sql(STATUSES)) == [("child", "completed", 1, 1), ("parent", "completed", 1, 1)]

@@ -1,4 +1,4 @@
-"""Marks: where the next claim from a lane with a backlog begins."""
+"""Low-water marks: where the next claim from a lane with a backlog begins."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def due_lanes() -> Lanes:
 
 def test_a_mark_moves_on_and_ends() -> None:
     lanes = due_lanes()
-    assert lanes.marks(100) == {}
-    lanes.mark("n", 0, PLACE, 101)
-    lanes.mark("n", 0, LATER, 102)
-    assert lanes.marks(100.9) == {("n", 0): LATER}
-    assert lanes.marks(101.1) == {}, "it counts from the first claim that began at the start"
+    assert lanes.low_water_marks(100) == {}
+    lanes.set_low_water_mark("n", 0, PLACE, 101)
+    lanes.set_low_water_mark("n", 0, LATER, 102)
+    assert lanes.low_water_marks(100.9) == {("n", 0): LATER}
+    assert lanes.low_water_marks(101.1) == {}, "it counts from the first claim that began at the start"
 
 
 def test_a_lane_is_empty_only_when_a_claim_from_its_start_says_so() -> None:
     lanes = due_lanes()
-    lanes.mark("n", 0, PLACE, 101)
+    lanes.set_low_water_mark("n", 0, PLACE, 101)
     lanes.exhausted("n", 0)
-    assert (lanes.share(5, 100.5), lanes.marks(100.5)) == ([("n", 0, 5)], {})
+    assert (lanes.share(5, 100.5), lanes.low_water_marks(100.5)) == ([("n", 0, 5)], {})
     lanes.exhausted("n", 0)
     assert lanes.share(5, 100.5) == []
 
