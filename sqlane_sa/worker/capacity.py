@@ -16,21 +16,27 @@ class Capacity:
     def __init__(self, concurrency: int) -> None:
         self._concurrency = concurrency
         self._ahead = 0.0
-        self._last = 0.0
+        self._ended = 0
+        self._worked = 0.0
 
-    def measure(self, finished: int, before: float, after: float) -> None:
-        """A turn from `before` to `after` (monotonic seconds) wrote `finished` results."""
-        since_last = max(after - self._last, 1e-6)
-        self._last = after
-        # Twice what finishes during a turn: handlers that keep up with that bring more with the next one.
-        soon = min(2.0 * finished * min(1.0, (after - before) / since_last), MAX_AHEAD)
+    def measure(self, ended: int, worked: float, turn: float) -> None:
+        """After a claim: `ended` jobs so far, in `worked` seconds in which there was something to do; and the seconds
+        that a turn takes. What counts is how fast jobs end while there are some: handlers that wait for the claims are
+        not slow."""
+        ended, self._ended = ended - self._ended, ended
+        worked, self._worked = worked - self._worked, worked
+        # Twice what ends during a turn: handlers that keep up with that bring more with the next one.
+        soon = min(2.0 * ended * turn / max(worked, 1e-6), MAX_AHEAD)
         # Up at once, down by halves: one short turn is no sign that the handlers have slowed down.
         self._ahead = soon if soon > self._ahead else (self._ahead + soon) / 2
 
-    def want(self, active: int) -> int:
-        """Rows to claim while `active` jobs run or wait here. Refilled by halves, so that claims are batches."""
+    @property
+    def refill_at(self) -> int:
+        """So many jobs that run or wait here, or fewer, call for the next claim: refilled by halves, so that claims are
+        batches. Free slots always do."""
         capacity = self._concurrency + int(self._ahead)
-        want = capacity - active
-        if active >= self._concurrency and 2 * want < capacity:
-            return 0
-        return max(0, want)
+        return max(capacity // 2, self._concurrency - 1)
+
+    def want(self, active: int) -> int:
+        """Rows to claim while `active` jobs run or wait here."""
+        return self._concurrency + int(self._ahead) - active if active <= self.refill_at else 0

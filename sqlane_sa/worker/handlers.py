@@ -38,6 +38,10 @@ class Handlers:
         self._lock = threading.Lock()
         self._ready: deque[RunningJob] = deque()
         self.occupied = 0
+        self._submitted = 0
+        self._occupied_at = self._worked = 0.0
+        self.refill_at = -1
+        """The loop, while it sleeps, is to be woken when no more jobs than this are active."""
         self._inbox: SimpleQueue[RunningJob | None] = SimpleQueue()
         self._idle_threads = 0
         self._threads = 0
@@ -46,13 +50,62 @@ class Handlers:
 
     def submit(self, jobs: Iterable[RunningJob]) -> None:
         """Start these jobs in order, now or as slots come free."""
-        starting: list[RunningJob] = []
         with self._lock:
+            before = len(self._ready)
             self._ready.extend(jobs)
-            while self.occupied < self.concurrency and (job := self._waiting()) is not None:
-                starting.append(job)
-                self.occupied += 1
-        self._start(starting)
+            self._submitted += len(self._ready) - before
+        self._start_more()
+
+    def _start_more(self) -> None:
+        """Start what waits: all tasks that have a slot, and one thread, which has the next one started.
+
+        Threads that were all started at once would only wait for each other's interpreter, and the loop for theirs,
+        where handlers end sooner than a thread can begin.
+        """
+        following = self._take_started()
+        if following is not None and not (self._hand_over(following) or self._spawn(following)):
+            self._put_back([following])
+
+    def _pass_on(self, job: RunningJob) -> RunningJob:
+        """The same in the thread that is about to run `job`. What it is to run then: that one or, where a new thread
+        had to be made, which begins at once, the one that follows; so that they start in order."""
+        while (following := self._take_started()) is not None:
+            if self._hand_over(following):
+                break
+            if not self._spawn(job, passes_on=False):
+                self._put_back([following])
+                break
+            job = following
+        return job
+
+    def _take_started(self) -> RunningJob | None:
+        """Give slots to what waits, and start the tasks among it. The first job that needs a thread, if one does."""
+        asynchronous: list[RunningJob] = []
+        in_thread: RunningJob | None = None
+        with self._lock:
+            while in_thread is None and self.occupied < self.concurrency and (job := self._waiting()) is not None:
+                self._occupy(1)
+                if job.definition.is_async:
+                    asynchronous.append(job)
+                else:
+                    in_thread = job
+        if asynchronous:
+            self._start_tasks(asynchronous)
+        return in_thread
+
+    def _occupy(self, slots: int) -> None:
+        """Take slots, or give them back. Under the lock."""
+        now = time.monotonic()
+        if self.occupied:
+            self._worked += now - self._occupied_at
+        self._occupied_at = now
+        self.occupied += slots
+
+    def progress(self) -> tuple[int, float]:
+        """How many jobs have ended here so far, and in how many seconds with something to do."""
+        with self._lock:
+            self._occupy(0)
+            return self._submitted - self.active, self._worked
 
     @property
     def active(self) -> int:
@@ -69,7 +122,10 @@ class Handlers:
 
     def take_waiting(self) -> list[RunningJob]:
         """The jobs that were not started yet; they will not be."""
-        return list(iter(self._waiting, None))
+        taken = list(iter(self._waiting, None))
+        with self._lock:
+            self._submitted -= len(taken)
+        return taken
 
     def stop(self) -> None:
         """Let the threads end once they are idle. Handlers that still run are left to themselves."""
@@ -77,28 +133,28 @@ class Handlers:
             self._inbox.put(None)
         self._event_loop.stop()
 
-    def _start(self, jobs: list[RunningJob]) -> None:
-        asynchronous = [job for job in jobs if job.definition.is_async]
-        if asynchronous:
-            self._start_tasks(asynchronous)
-        for job in jobs:
-            if not job.definition.is_async:
-                self._start_in_thread(job)
-
-    def _start_in_thread(self, job: RunningJob) -> None:
+    def _hand_over(self, job: RunningJob) -> bool:
+        """To a thread that has nothing to do."""
         with self._lock:
-            spawn = self._idle_threads == 0
-            if spawn:
-                self._threads += 1
-                name = f"sqlane-handler-{self._threads}"
-            else:
-                self._idle_threads -= 1
-        if not spawn or self._spawn(name):
+            idle = self._idle_threads > 0
+            self._idle_threads -= idle
+        if idle:
             self._inbox.put(job)
-            return
+        return idle
+
+    def _spawn(self, job: RunningJob, *, passes_on: bool = True) -> bool:
+        """Run it in a new thread, which has the next one started, unless the caller goes on with that."""
         with self._lock:
-            self._threads -= 1
-        self._put_back([job])
+            self._threads += 1
+            name = f"sqlane-handler-{self._threads}"
+        try:
+            threading.Thread(target=self._work, args=(job, passes_on), name=name, daemon=True).start()
+        except RuntimeError as error:  # the system's limit of threads, or of memory for their stacks
+            log.error("%s could not be started: %s; its job waits", name, error)
+            with self._lock:
+                self._threads -= 1
+            return False
+        return True
 
     def _start_tasks(self, jobs: list[RunningJob]) -> None:
         try:
@@ -110,31 +166,31 @@ class Handlers:
     def _put_back(self, jobs: list[RunningJob]) -> None:
         """They wait for the slots of others, and are handed back when there are none."""
         with self._lock:
-            self.occupied -= len(jobs)
+            self._occupy(-len(jobs))
             self._ready.extendleft(reversed(jobs))
 
-    def _spawn(self, name: str) -> bool:
-        try:
-            threading.Thread(target=self._work, name=name, daemon=True).start()
-        except RuntimeError as error:  # the system's limit of threads, or of memory for their stacks
-            log.error("%s could not be started: %s; its job waits", name, error)
-            return False
-        return True
-
-    def _work(self) -> None:
+    def _work(self, first: RunningJob, passes_on: bool) -> None:
         context = copy_context()
-        while (first := self._inbox.get()) is not None:
-            job: RunningJob | None = first
-            while job is not None:
-                outcome = self._run(job, context.copy())
-                following = self._next()
-                self._jobs.finish(job, outcome)
-                if following is not None and following.definition.is_async:
-                    self._start_tasks([following])
-                    following = None
-                job = following
+        job: RunningJob | None = self._pass_on(first) if passes_on else first
+        while job is not None:
+            self._work_off(job, context)
             with self._lock:
                 self._idle_threads += 1
+            job = self._inbox.get()
+            if job is not None:
+                job = self._pass_on(job)
+
+    def _work_off(self, first: RunningJob, context: Context) -> None:
+        """This job, and those that wait, one after the other."""
+        job: RunningJob | None = first
+        while job is not None:
+            outcome = self._run(job, context.copy())
+            following = self._next()
+            self._jobs.finish(job, outcome)
+            if following is not None and following.definition.is_async:
+                self._start_tasks([following])
+                following = None
+            job = following
 
     def _run(self, job: RunningJob, context: Context) -> Outcome | None:
         try:
@@ -161,7 +217,9 @@ class Handlers:
                 # Again, for one that was submitted meanwhile: it found no free slot.
                 following = self._waiting()
                 if following is None:
-                    self.occupied -= 1
+                    self._occupy(-1)
+        if self._jobs.waiting and self.active <= self.refill_at:
+            self._jobs.call_loop()
         return following
 
     def _waiting(self) -> RunningJob | None:
@@ -192,8 +250,8 @@ class Handlers:
             return
         if following.definition.is_async:
             self._create_tasks([following])  # this is the event loop's thread
-        else:
-            self._start_in_thread(following)
+        elif not (self._hand_over(following) or self._spawn(following)):
+            self._put_back([following])
 
     def _look_at_created(self) -> None:
         """A task that somebody cancelled before its first step has ended without having run.

@@ -91,6 +91,10 @@ class Looks:
             # Due rows that cannot be claimed are locked by somebody: to look again at once would be a busy wait.
             self.probe_at = 0.0 if claimed or supposed else now + self._poll_interval
 
+    def is_due(self, now: float) -> bool:
+        """Whether a lane without keys is due, as far as is known."""
+        return self._lanes.is_due(now)
+
     def keyed_names(self, now: float) -> set[str]:
         """The names with due jobs that have keys. `keyed_at` is when to look at all of them."""
         return self._lanes.keyed_names(now)

@@ -135,8 +135,9 @@ class Loop:
         apart = self._claim_apart()
         self._start(apart)
         keyed = self._claim_keyed()
-        # All of it is the time in which slots come free: without the claim of keys, theirs would never be large.
-        self._capacity.measure(len(finished) + beside, before, time.monotonic())
+        if claimed or apart or keyed:
+            # All of it is the time in which slots come free: without the claim of keys, theirs would never be large.
+            self._capacity.measure(*self._handlers.progress(), time.monotonic() - before)
         self._start(keyed)
         self._write_late()
         if self._supposed:
@@ -281,7 +282,11 @@ class Loop:
     def _want(self) -> int:
         if not self.claiming:
             return 0
-        return self._capacity.want(max(self._handlers.active, len(self._jobs) - MAX_UNWRITTEN))
+        return self._capacity.want(max(self._handlers.active, self._unwritten()))
+
+    def _unwritten(self) -> int:
+        """How many more jobs have ended and are not written yet than there may be."""
+        return len(self._jobs) - MAX_UNWRITTEN
 
     def _after_write(self, results: Sequence[Result]) -> None:
         if any(not isinstance(outcome, Completed) for _, outcome in results):
@@ -324,6 +329,8 @@ class Loop:
         """Nothing to do: say that this worker waits, look once more, and then wait for a wake-up or the next time."""
         now = time.monotonic()
         free = self.claiming and self._want() > 0
+        if free and self._looks.is_due(now):
+            return  # this turn had no room for more, and now there is some
         if free and self._sleep.refresh_at < now and self._fall_asleep(now):
             self._looks.at_once()
             return
@@ -332,7 +339,10 @@ class Loop:
                 self._looks.at_once()
                 return
             self.idle.set()
-        self._wait(self._next_look(now) - now)
+        full = self.claiming and not free
+        # What makes room is the end of jobs here, which calls the loop; or the writing of results, which does, too.
+        self._handlers.refill_at = self._capacity.refill_at if full and self._unwritten() <= 0 else -1
+        self._wait(self._next_look(now) - now, full=full)
 
     def _fall_asleep(self, now: float) -> bool:
         self._busy = False
@@ -345,11 +355,11 @@ class Loop:
             return min(now + HAND_BACK_AFTER, self._late.at)
         return min(self._looks.next(now), self._late.at, self._hints.next_look(now), self._sleep.refresh_at)
 
-    def _wait(self, seconds: float) -> None:
+    def _wait(self, seconds: float, *, full: bool) -> None:
         # First the flag, then the look: a handler that finishes after it sets the event.
         self._jobs.waiting = True
         try:
-            if seconds > 0 and not self._jobs.awaits_loop:
+            if seconds > 0 and not self._jobs.awaits_loop and not (full and self._want() > 0):
                 self._jobs.wake.wait(seconds)
         finally:
             self._jobs.waiting = False

@@ -159,8 +159,7 @@ class RunningJobs:
             if self.writer_waits:
                 self.call_writer()
         elif self.waiting:
-            self.waiting = False  # once is enough, and it may take a while until the loop gets to run
-            self.wake.set()
+            self.call_loop()
 
     @property
     def many_gathered(self) -> bool:
@@ -171,6 +170,10 @@ class RunningJobs:
     def awaits_loop(self) -> bool:
         """Whether there is something that the loop is to write."""
         return bool(self.left or (self.finished and not self.many_gathered))
+
+    def call_loop(self) -> None:
+        self.waiting = False  # once is enough, and it may take a while until the loop gets to run
+        self.wake.set()
 
     def call_writer(self) -> None:
         self.writer_waits = False

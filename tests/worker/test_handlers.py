@@ -15,7 +15,7 @@ import pytest
 from sqlane_sa import JobContext, Queue
 from sqlane_sa.values.job import ClaimedJob
 from sqlane_sa.values.outcome import Completed, Released
-from sqlane_sa.worker import execution
+from sqlane_sa.worker import execution, running
 from sqlane_sa.worker.deadlines import UNLIMITED
 from sqlane_sa.worker.execution import Execution
 from sqlane_sa.worker.handlers import EventLoop, Handlers
@@ -60,11 +60,10 @@ def submit(queue: Queue, handlers: Handlers, jobs: RunningJobs) -> Callable[...,
             ClaimedJob(f"{n}", name, 0, 5, 0, 3, None, None, "token", now, 0.0, 0, now, text)
             for n, text in enumerate(texts)
         ]
-        running = [RunningJob(job, queue.definitions[name], time.monotonic(), 60.0) for job in claimed]
-        for job in running:
-            jobs.add(job)
-        handlers.submit(running)
-        return running
+        starting = [RunningJob(job, queue.definitions[name], time.monotonic(), 60.0) for job in claimed]
+        jobs.add(*starting)
+        handlers.submit(starting)
+        return starting
 
     return start
 
@@ -94,6 +93,97 @@ def test_a_handlers_context_variables_are_its_own(queue: Queue, submit: Any, job
     submit("sets", [str(n + 1) for n in range(MANY)])
     assert ended(jobs, MANY) == [Completed()] * MANY
     assert seen == [0] * MANY
+
+
+def test_each_slot_has_a_thread_when_handlers_block(queue: Queue, submit: Any, jobs: RunningJobs) -> None:
+    """Threads start one another: the last one as surely as the first."""
+    all_run = threading.Barrier(CONCURRENCY)
+    queue.job("blocks")(lambda payload: all_run.wait(30) and None)
+    for _ in range(3):
+        submit("blocks", ["1"] * CONCURRENCY)
+        assert ended(jobs, CONCURRENCY) == [Completed()] * CONCURRENCY
+        jobs.take_finished()
+
+
+def test_threads_and_tasks_start_each_other(queue: Queue, submit: Any, jobs: RunningJobs, handlers: Handlers) -> None:
+    """In whatever order they come."""
+    go_on = threading.Event()
+
+    async def waits(payload: object) -> None:
+        await asyncio.to_thread(go_on.wait, 30)
+
+    queue.job("async")(waits)
+    queue.job("def")(lambda payload: go_on.wait(30) and None)
+    for names in (("async", "def", "async"), ("def", "async", "def")):
+        go_on.clear()
+        for name in names:
+            submit(name, ["1"])
+        submit(names[1], ["1"])
+        wait_until(lambda: sum(job.started_at is not None for job in jobs.snapshot()) == CONCURRENCY)
+        assert handlers.active == CONCURRENCY + 1
+        go_on.set()
+        ended(jobs, CONCURRENCY + 1)
+        jobs.remove(jobs.take_finished())
+
+
+def test_threads_are_asked_for_one_after_the_other(
+    queue: Queue, submit: Any, jobs: RunningJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the one that came before. What ends sooner than that needs one thread alone, whatever the concurrency."""
+    asked: list[str] = []
+    spawn = Handlers._spawn
+
+    def only_one(self: Handlers, job: RunningJob, **options: Any) -> bool:
+        asked.append(threading.current_thread().name)
+        return len(asked) == 1 and spawn(self, job, **options)
+
+    monkeypatch.setattr(Handlers, "_spawn", only_one)
+    queue.job("quick")(lambda payload: None)
+    submit("quick", ["1"] * MANY)
+    ended(jobs, MANY)
+    assert asked == [threading.current_thread().name, "sqlane-handler-1"]
+
+
+def test_the_first_job_starts_first(queue: Queue, submit: Any, jobs: RunningJobs) -> None:
+    """Also where a thread has to be made for the next one, which takes longer than the job."""
+    started: list[int] = []
+    queue.job("notes")(started.append)
+    submit("notes", [str(n) for n in range(CONCURRENCY)])
+    ended(jobs, CONCURRENCY)
+    assert started[0] == 0
+    assert sorted(started) == list(range(CONCURRENCY))
+
+
+def test_the_loop_is_called_for_more_when_half_has_ended(
+    queue: Queue, submit: Any, jobs: RunningJobs, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where all that ends is the writer's, which is busy."""
+    active: list[int] = []
+    call_loop = jobs.call_loop
+
+    def called() -> None:
+        active.append(handlers.active)
+        call_loop()
+
+    monkeypatch.setattr(jobs, "call_loop", called)
+    monkeypatch.setattr(running, "MANY", 0)
+    jobs.writer_ready = jobs.waiting = True
+    handlers.refill_at = MANY // 2
+    queue.job("quick")(lambda payload: None)
+    submit("quick", [str(n) for n in range(MANY)])
+    ended(jobs, MANY)
+    assert jobs.wake.is_set()
+    assert active == [MANY // 2]
+
+
+def test_progress_counts_no_idle_time(queue: Queue, submit: Any, jobs: RunningJobs, handlers: Handlers) -> None:
+    queue.job("quick")(lambda payload: None)
+    submit("quick", ["1"] * MANY)
+    ended(jobs, MANY)
+    wait_until(lambda: handlers.active == 0)
+    progress = handlers.progress()
+    assert progress[0] == MANY and progress[1] > 0
+    assert handlers.progress() == progress
 
 
 def test_async_jobs_take_over_without_a_call_from_outside(

@@ -108,6 +108,37 @@ def test_the_loop_takes_over_what_it_cannot_write(
     assert sql(STATUSES) == [("plain", "completed", 1, 500)]
 
 
+@pytest.mark.usefixtures("few")
+def test_claims_go_on_while_it_writes(
+    queue: Queue, engine: sa.Engine, work: Any, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Handlers that have room get jobs, and the worker does not fall asleep between: until 2,000 results wait."""
+    stands, go_on = threading.Event(), threading.Event()
+    complete, fall_asleep = store.complete_unlocked, store.fall_asleep
+    asleep: list[int] = []
+
+    def stand_still(*arguments: Any, **options: Any) -> list[str]:
+        stands.set()
+        assert go_on.wait(30)
+        return complete(*arguments, **options)
+
+    def counted(*arguments: Any, **options: Any) -> None:
+        asleep.append(len(done))
+        fall_asleep(*arguments, **options)
+
+    monkeypatch.setattr(store, "complete_unlocked", stand_still)
+    monkeypatch.setattr(store, "fall_asleep", counted)
+    done: list[int] = []
+    queue.job("plain")(done.append)
+    fill(engine, queue, "plain", 6000)
+    work()
+    assert stands.wait(30)
+    wait_until(lambda: len(done) >= 2000)
+    go_on.set()
+    wait_until(lambda: sql(STATUSES) == [("plain", "completed", 1, 6000)])
+    assert [n for n in asleep if 0 < n < 6000] == []
+
+
 @pytest.fixture
 def writer(queue: Queue, engine: sa.Engine) -> Iterator[Writer]:
     connector = Connector(engine, UNLIMITED)
