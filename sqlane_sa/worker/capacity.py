@@ -37,6 +37,10 @@ class Capacity:
         capacity = self._concurrency + int(self._ahead)
         return max(capacity // 2, self._concurrency - 1)
 
+    def ends_within_a_turn(self, jobs: int) -> bool:
+        """Whether so many of those that are here end in the time of a turn."""
+        return self._ahead >= 2 * jobs
+
     def want(self, active: int) -> int:
         """Rows to claim while `active` jobs run or wait here."""
         return self._concurrency + int(self._ahead) - active if active <= self.refill_at else 0

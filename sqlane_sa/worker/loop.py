@@ -35,7 +35,7 @@ from sqlane_sa.worker.outcomes import (
     write,
     write_apart,
 )
-from sqlane_sa.worker.running import Finished, RunningJob, RunningJobs
+from sqlane_sa.worker.running import MANY, Finished, RunningJob, RunningJobs
 from sqlane_sa.worker.sleep import Sleep
 from sqlane_sa.worker.stuck import StuckJobs
 
@@ -43,6 +43,8 @@ BUSY_CLAIM = 50
 """A claim of so many jobs means that the worker will look again by itself: enqueues need not notify."""
 MAX_UNWRITTEN = 2_000
 """Jobs that have ended and are not written yet, until fewer are claimed: a process that dies now runs them again."""
+GATHERING = 0.01
+"""Seconds that a few results may wait to become many, while many come."""
 HAND_BACK_AFTER = 1.0
 """Seconds that a claimed job may wait for a slot, before another worker gets it."""
 
@@ -77,6 +79,7 @@ class Loop:
         self._supposed = False
         self._busy = False
         self._seen_written = 0
+        self._few_at = 0.0
         self.claiming = True
         self.idle = threading.Event()
         self.settled = threading.Event()
@@ -118,7 +121,7 @@ class Loop:
         self._hand_back()
         before = time.monotonic()
         self._late.add(self._jobs.take_passed_over(), before)
-        finished = self._jobs.take_for_loop()
+        finished = self._take_finished(before)
         timed_out = self._stuck.take(before)
         # Counted here: what the writer writes from now on may have enqueued something after this turn's looks.
         beside = self._written_beside()
@@ -143,6 +146,17 @@ class Loop:
         if self._supposed:
             self._hints.followed(time.monotonic(), bool(claimed or apart or keyed))
         return bool(finished or claimed or apart or keyed)
+
+    def _take_finished(self, now: float) -> list[Finished]:
+        """A few results, where many will be there for the writer in a moment, are not worth a statement of their own:
+        the next claim would have to wait for it."""
+        jobs = self._jobs
+        many_come = self._handlers.active >= MANY and self._capacity.ends_within_a_turn(MANY)
+        jobs.gathering = many_come and jobs.writer_ready
+        if jobs.gathering and now < self._few_at and not (self._want() > 0 and self._looks.is_due(now)):
+            return jobs.take_left()
+        self._few_at = now + GATHERING
+        return jobs.take_for_loop()
 
     def _written_beside(self) -> int:
         """How many results the writer has written since the last turn began."""
@@ -358,6 +372,8 @@ class Loop:
     def _wait(self, seconds: float, *, full: bool) -> None:
         # First the flag, then the look: a handler that finishes after it sets the event.
         self._jobs.waiting = True
+        if self._jobs.gathering:
+            seconds = min(seconds, GATHERING)
         try:
             if seconds > 0 and not self._jobs.awaits_loop and not (full and self._want() > 0):
                 self._jobs.wake.wait(seconds)

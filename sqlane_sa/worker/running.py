@@ -125,6 +125,9 @@ class RunningJobs:
         """How many results the writer has written."""
         self.writer_ready = False
         self.writer_waits = False
+        self.gathering = False
+        """Whether results come so fast that there will be many in a moment: the loop is not called for the first ones,
+        and comes by itself."""
         self.gathered = threading.Event()
         """Wakes the writer."""
 
@@ -158,7 +161,7 @@ class RunningJobs:
         if self.many_gathered and not job.claimed.mutex_keys:
             if self.writer_waits:
                 self.call_writer()
-        elif self.waiting:
+        elif self.waiting and (self.left or not self.gathering):
             self.call_loop()
 
     @property
@@ -169,7 +172,7 @@ class RunningJobs:
     @property
     def awaits_loop(self) -> bool:
         """Whether there is something that the loop is to write."""
-        return bool(self.left or (self.finished and not self.many_gathered))
+        return bool(self.left or (self.finished and not (self.gathering or self.many_gathered)))
 
     def call_loop(self) -> None:
         self.waiting = False  # once is enough, and it may take a while until the loop gets to run
@@ -187,9 +190,13 @@ class RunningJobs:
         """What is to be written now, by the one who asks."""
         return _taken(self.finished)
 
+    def take_left(self) -> list[Finished]:
+        """What the writer leaves to the loop."""
+        return _taken(self.left)
+
     def take_for_loop(self) -> list[Finished]:
         """What the writer leaves to the loop; and all that waits, unless that is for the writer."""
-        left = _taken(self.left)
+        left = self.take_left()
         if not self.many_gathered:
             return left + self.take_finished()
         self.call_writer()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DataError, OperationalError
 
-from sqlane_sa import JobContext, Queue, Snooze, store
+from sqlane_sa import JobContext, Queue, Snooze, Worker, store
 from sqlane_sa.values.job import ClaimedJob
 from sqlane_sa.values.outcome import Completed, Released
 from sqlane_sa.worker import running
@@ -228,3 +230,52 @@ def test_a_job_enqueued_while_the_loop_looked_is_not_left_behind(
     run(poll_interval=0.3)
     assert go.is_set()
     assert sorted(sql(STATUSES)) == [("child", "completed", 1, 1), ("parent", "completed", 1, 1)]
+
+
+def finish(queue: Queue, jobs: RunningJobs, name: str, keys: list[str] | None = None) -> None:
+    now = datetime.now(UTC)
+    claimed = ClaimedJob(name, "plain", 0, 5, 0, 3, keys, None, "t", now, 0.0, 0, now, "null")
+    jobs.finish(RunningJob(claimed, queue.define(name).definition, 0.0, 60.0), Completed())
+
+
+def test_the_loop_is_not_called_for_a_few_while_many_come(queue: Queue) -> None:
+    """But for what is its own, and for the first one as soon as they come slower."""
+    jobs = RunningJobs()
+    jobs.waiting = jobs.gathering = jobs.writer_ready = True
+    finish(queue, jobs, "for the writer")
+    assert not jobs.wake.is_set() and not jobs.awaits_loop
+    finish(queue, jobs, "keyed", ["key"])
+    assert jobs.wake.is_set() and jobs.awaits_loop
+    assert len(jobs.take_left()) == 1
+    jobs.wake.clear()
+    jobs.waiting, jobs.gathering = True, False
+    finish(queue, jobs, "slow")
+    assert jobs.wake.is_set() and jobs.awaits_loop
+    assert len(jobs.take_for_loop()) == 2
+
+
+def test_a_few_results_wait_ten_milliseconds_at_most(queue: Queue, engine: sa.Engine) -> None:
+    """They are the loop's when it claims anyway, and when the many have not come."""
+    queue.job("plain")(lambda payload: None)
+    worker = Worker(engine, queue)
+    worker.start()
+    loop = worker._parts.loop
+    worker.stop()
+    jobs = loop._jobs
+    room = iter([0, 0, 0, 1, 0, 0])
+
+    def take(now: float, active: int = 500) -> int:
+        loop._handlers = SimpleNamespace(active=active)
+        loop._want = lambda: next(room)  # type: ignore[method-assign]
+        return len(loop._take_finished(now))
+
+    loop._capacity._ahead, loop._few_at = 1000.0, 0.0
+    jobs.writer_ready, loop._looks.is_due = True, lambda now: True  # type: ignore[method-assign]
+    finish(queue, jobs, "first")
+    assert take(100.0) == 1  # for a start
+    finish(queue, jobs, "second")
+    assert [take(100.001), take(100.009), take(100.01)] == [0, 0, 1]
+    finish(queue, jobs, "third")
+    assert [take(100.011), take(100.012)] == [0, 1]  # there was room for a claim, too
+    finish(queue, jobs, "last")
+    assert [take(100.013), take(100.014, active=9)] == [0, 1]
