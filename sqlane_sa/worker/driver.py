@@ -23,6 +23,16 @@ def can_listen(engine: Engine) -> bool:
     return engine.dialect.driver == "psycopg"
 
 
+def received(driver_connection: Any) -> list[str]:
+    """The payloads of the notifications that have arrived, without a wait for more."""
+    session = driver_connection.pgconn
+    session.consume_input()
+    payloads: list[str] = []
+    while (notification := session.notifies()) is not None:
+        payloads.append(notification.extra.decode(errors="replace"))
+    return payloads
+
+
 def connect_options(driver: str, given: dict[str, Any], deadline: float) -> dict[str, Any]:
     """What to connect with beside `given`, so that a peer that is gone without a word is found within `deadline`
     seconds and a few probes. What the application chose itself stays, also by PGCONNECT_TIMEOUT.

@@ -1,10 +1,8 @@
-"""The listener: turns notifications into wake-ups. A wake-up is a hint; polling is the truth."""
+"""The listener: keeps a connection on which wake-ups arrive. A wake-up is a hint; polling is the truth."""
 
 from __future__ import annotations
 
 import logging
-import selectors
-import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +11,10 @@ from sqlalchemy import Connection, text
 
 from sqlane_sa.schema import Tables
 from sqlane_sa.values.ids import new_id
+from sqlane_sa.worker.bell import Bell
 from sqlane_sa.worker.database import Connector
 from sqlane_sa.worker.deadlines import Deadlines
+from sqlane_sa.worker.ear import PING, Ear, wake_ups
 
 log = logging.getLogger("sqlane_sa.worker")
 
@@ -22,14 +22,13 @@ PING_INTERVAL = 15.0
 """Seconds. A session whose peer is gone without a word, or that listens no more, is found by a ping."""
 DEAF_PAUSE = 300.0
 """Seconds until a worker whose pings do not arrive tries to listen again."""
-PING = "ping:"
-"""The mark of notifications that workers send to themselves; the others do not take them for a wake-up."""
 
 _NOTIFY = text("SELECT pg_notify(:channel, :payload)")
 
 
 class Listener:
-    """Waits on the socket of a LISTENing connection of its own and calls `wake` for what arrives.
+    """Lends the loop a LISTENing connection of its own, as an ear; and pings it, where the loop cannot tell that it is
+    dead. Calls `wake` for what may have arrived while the loop did not hear.
 
     Each connection is tested before it is trusted: by a notification from another session, for behind a pooler that
     lends sessions out by the transaction LISTEN works and nothing ever arrives. `hearing(bool)` says what came out.
@@ -40,41 +39,45 @@ class Listener:
         connector: Connector,
         deadlines: Deadlines,
         tables: Tables,
+        ear: Ear,
         wake: Callable[[], None],
         hearing: Callable[[bool], None],
     ) -> None:
         self._engine = connector.engine("AUTOCOMMIT")
         self._deadlines = deadlines
         self._channel = tables.channel
+        self._ear = ear
         self._wake = wake
         self._hearing = hearing
         self._conn: Connection | None = None
-        self._stop_reader, self._stop_writer = socket.socketpair()
+        self._called = Bell()
+        self._stopped = False
+        self._lost: Exception | None = None
         self._next_ping = 0.0
         self._deaf = False
 
     def run_once(self) -> float:
-        """Listen (connecting first when needed) until something arrives, a ping is due or `stop`; seconds to pause."""
+        """Connect when needed, and wait until a ping is due, the connection is lost or `stop`; seconds to pause."""
         if self._conn is None and not self._connect():
             return DEAF_PAUSE
-        ready = self._wait(self._next_ping)
-        if self._stop_reader in ready:
-            return 0.0
-        if not ready:
-            self._ping()
-        elif self._heard():
-            self._wake()
+        self._called.wait(self._next_ping - time.monotonic())
+        if self._lost:
+            raise self._as_outage(self._lost)
+        if not self._stopped and time.monotonic() >= self._next_ping:
+            with self._ear.taken_back():
+                self._ping()
         return 0.0
 
     def stop(self) -> None:
-        self._stop_writer.send(b".")
+        self._stopped = True
+        self._called.set()
 
     def release(self) -> None:
         """Once the thread has ended."""
-        self._stop_reader.close()
-        self._stop_writer.close()
+        self._called.close()
 
     def close(self) -> None:
+        self._ear.take_back()
         conn, self._conn = self._conn, None
         if conn is not None:
             try:
@@ -82,8 +85,17 @@ class Listener:
             finally:
                 conn.close()
 
+    def _lose(self, error: Exception) -> None:
+        """Called by the loop, which has met the error on its ear."""
+        self._lost = error
+        self._called.set()
+
     def _connect(self) -> bool:
         """Whether notifications arrive on the new connection."""
+        self._lost = None
+        self._called.clear()
+        if self._stopped:  # before it was cleared
+            self._called.set()
         with self._deadlines.limit():
             self._conn = self._engine.connect()
             quoted = self._engine.dialect.identifier_preparer.quote(self._channel)
@@ -97,10 +109,12 @@ class Listener:
         if not arrives:
             self._say_deaf()
             self.close()
-        elif self._deaf:
+            return False
+        if self._deaf:
             self._deaf = False
             log.warning("listener: notifications arrive again")
-        return arrives
+        self._ear.lend(self._driver, self._lose)
+        return True
 
     def _say_deaf(self) -> None:
         if not self._deaf:
@@ -125,37 +139,28 @@ class Listener:
         sender.execute(_NOTIFY, {"channel": self._channel, "payload": payload}).close()
         until = time.monotonic() + min(self._deadlines.seconds, PING_INTERVAL) / 2
         while payload not in (heard := self._payloads()):
-            if any(not one.startswith(PING) for one in heard):
+            if wake_ups(heard):
                 self._wake()
-            ready = self._wait(until)
-            if not ready or self._stop_reader in ready:
-                return bool(ready)
-        if any(not one.startswith(PING) for one in heard):
+            if not self._called.wait(until - time.monotonic(), self._driver.fileno()):
+                return self._stopped
+        if wake_ups(heard):
             self._wake()
         return True
 
-    def _heard(self) -> bool:
-        return any(not payload.startswith(PING) for payload in self._payloads())
-
     def _payloads(self) -> list[str]:
-        """Of the notifications that have arrived."""
-        driver: Any = self._driver
+        """Of the notifications that have arrived, also with the replies to statements."""
         try:
-            return [notify.payload for notify in driver.notifies(timeout=0)]
+            return [notify.payload for notify in self._driver.notifies(timeout=0)]
         except self._engine.dialect.loaded_dbapi.Error as error:
-            # A lost connection, and to the service no fault of the code.
-            raise ConnectionError(str(error).strip().partition("\n")[0]) from error
+            raise self._as_outage(error) from error
+
+    def _as_outage(self, error: Exception) -> Exception:
+        """A lost connection is to the service no fault of the code."""
+        if isinstance(error, self._engine.dialect.loaded_dbapi.Error):
+            return ConnectionError(str(error).strip().partition("\n")[0])
+        return error
 
     @property
     def _driver(self) -> Any:
         assert self._conn is not None
         return self._conn.connection.driver_connection
-
-    def _wait(self, until: float) -> list[object]:
-        """What is ready to be read by then: the connection, or the request to stop."""
-        # Not select.select, which ends at file number 1023.
-        with selectors.DefaultSelector() as selector:
-            for each in (self._driver.fileno(), self._stop_reader):
-                selector.register(each, selectors.EVENT_READ)
-            ready = selector.select(max(0.0, until - time.monotonic()))
-        return [key.fileobj for key, _ in ready]

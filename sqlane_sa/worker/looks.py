@@ -31,9 +31,17 @@ class Looks:
         self.probe_at = self.keyed_at = 0.0
         # When the last results were taken, and when the last looks began.
         self._ended = self._probed = self._looked_keyed = 0.0
+        self._put_off = 0.0
 
     def at_once(self) -> None:
         self.probe_at = self.keyed_at = 0.0
+
+    def not_before(self, at: float) -> None:
+        """Put the next probe off, once, unless a lane is known to be due."""
+        if self._put_off <= self._probed:
+            self._put_off = at
+        if not self._lanes.is_due(time.monotonic()):
+            self.probe_at = max(self.probe_at, self._put_off)
 
     def again(self) -> None:
         """What the last look saw does not count: it failed."""

@@ -7,6 +7,7 @@ keys (see `store.claim`).
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from sqlane_sa.values.outcome import Completed, Released
 from sqlane_sa.worker.capacity import Capacity
 from sqlane_sa.worker.claims import Claims
 from sqlane_sa.worker.database import Database
+from sqlane_sa.worker.ear import Ear
 from sqlane_sa.worker.handlers import Handlers
 from sqlane_sa.worker.hints import Hints
 from sqlane_sa.worker.keyed import KeyedClaims
@@ -47,6 +49,9 @@ GATHERING = 0.01
 """Seconds that a few results may wait to become many, while many come."""
 HAND_BACK_AFTER = 1.0
 """Seconds that a claimed job may wait for a slot, before another worker gets it."""
+PROBE_AFTER = 0.002
+"""Seconds from a wake-up's claim to the probe for what else there is. A short handler has ended by then, and one probe
+sees what it has enqueued too; and nothing keeps its thread from the interpreter."""
 
 
 class Loop:
@@ -76,6 +81,8 @@ class Loop:
         self._lease = lease
         self._sleep = Sleep(queue.tables, worker_id, wakeups)
         self._hints = Hints()
+        self.ear = Ear(jobs.wake.set)
+        self._started_at = 0.0
         self._supposed = False
         self._busy = False
         self._seen_written = 0
@@ -88,12 +95,32 @@ class Loop:
     def run_once(self) -> float:
         """One turn, and when there was nothing to do, the wait for the next."""
         self._jobs.wake.clear()
-        if not self.turn():
+        now = time.monotonic()
+        self._hear(now)
+        looking = self._sleep.look_at <= now
+        if looking:
+            self._looks.at_once()
+        did = self.turn()
+        found = self._started_at >= now
+        if looking:
+            self._sleep.stream.looked(now, time.monotonic(), found)
+        if self._sleep.look_at < math.inf:
+            self._looks.not_before(self._sleep.look_at)
+        elif self._supposed and found:
+            self._looks.not_before(time.monotonic() + PROBE_AFTER)
+        if not did or (self._supposed and found):
             self._rest()
         return 0.0
 
+    def _hear(self, now: float) -> None:
+        """Note what has arrived from those who enqueue. A worker that looks by itself is not meant."""
+        wake_ups = self.ear.hear()
+        if wake_ups and self._sleep.look_at == math.inf:
+            self._sleep.stream.heard(wake_ups, now)
+            self._hints.note()
+
     def wake(self) -> None:
-        """Look at once: there may be new jobs or free keys. A hint from the listener, and called by any thread."""
+        """Look at once: there may be new jobs or free keys. A hint, and called by any thread."""
         # No more than a note: when to look is the loop's own, which may be about to set it from what it saw before.
         if self._hints.note():
             self._jobs.wake.set()
@@ -171,7 +198,7 @@ class Loop:
         shares = self._shares()
         # Also with work at hand: a backlog of one name must not hide the others. After a wake-up the claim comes first.
         probing = self.claiming and self._looks.probe_at <= now and not (supposed and shares)
-        signing_off = self.asleep and (self._busy or not (self.claiming and self._sleep.wakeups))
+        signing_off = self._signing_off(now)
         if not (results or timed_out or shares or probing or signing_off):
             return []
         try:
@@ -181,6 +208,11 @@ class Loop:
         except Exception as error:
             self._go_apart(error, results, timed_out)
             return []
+
+    def _signing_off(self, now: float) -> bool:
+        """Whether enqueues need not notify any more."""
+        needless = self._busy or self._sleep.stream.flows(now)
+        return self.asleep and (needless or not (self.claiming and self._sleep.wakeups))
 
     def _in_one_statement(self, results: Sequence[Result], shares: list[Share], *, probing: bool) -> list[ClaimedJob]:
         """Nothing may fail after it: what it claimed has to start."""
@@ -322,6 +354,7 @@ class Loop:
         self.idle.clear()
         now = time.monotonic()
         definitions = self._queue.definitions
+        self._started_at = now
         starting = [RunningJob(job, definitions[job.name], now, self._lease) for job in claimed]
         self._jobs.add(*starting)
         if self.claiming:
@@ -349,14 +382,16 @@ class Loop:
             self._looks.at_once()
             return
         if free and self._looks.probe_at > now and not len(self._jobs):
-            if self._written_beside() or not self._looks.saw_the_end(now):
+            if not self._written_beside() and self._looks.saw_the_end(now):
+                self.idle.set()
+            elif self._sleep.look_at == math.inf:
                 self._looks.at_once()
                 return
-            self.idle.set()
         full = self.claiming and not free
         # What makes room is the end of jobs here, which calls the loop; or the writing of results, which does, too.
         self._handlers.refill_at = self._capacity.refill_at if full and self._unwritten() <= 0 else -1
-        self._wait(self._next_look(now) - now, full=full)
+        file = self.ear.file if free and self._heeds_wake_ups(now) else None
+        self._wait(self._next_look(now) - now, file, full=full)
 
     def _fall_asleep(self, now: float) -> bool:
         self._busy = False
@@ -364,18 +399,28 @@ class Loop:
             self._sleep.fall(conn)
         return self._sleep.fallen(now)
 
+    def _heeds_wake_ups(self, now: float) -> bool:
+        """Whether one that comes now is followed now: the others are heard at the next look."""
+        return self._sleep.look_at == math.inf and self._hints.closed_until <= now
+
     def _next_look(self, now: float) -> float:
         if not self.claiming or self._want() <= 0:
             return min(now + HAND_BACK_AFTER, self._late.at)
-        return min(self._looks.next(now), self._late.at, self._hints.next_look(now), self._sleep.refresh_at)
+        return min(
+            self._looks.next(now),
+            self._late.at,
+            self._hints.next_look(now),
+            self._sleep.refresh_at,
+            self._sleep.look_at,
+        )
 
-    def _wait(self, seconds: float, *, full: bool) -> None:
+    def _wait(self, seconds: float, file: int | None, *, full: bool) -> None:
         # First the flag, then the look: a handler that finishes after it sets the event.
         self._jobs.waiting = True
         if self._jobs.gathering:
             seconds = min(seconds, GATHERING)
         try:
             if seconds > 0 and not self._jobs.awaits_loop and not (full and self._want() > 0):
-                self._jobs.wake.wait(seconds)
+                self._jobs.wake.wait(seconds, file)
         finally:
             self._jobs.waiting = False

@@ -91,7 +91,9 @@ class Parts:
         )
         self.writer = Writer(databases[3], queue, self.jobs)
         self.listener = (
-            Listener(connector, deadlines, queue.tables, self.loop.wake, self.loop.rely_on_wakeups) if wakeups else None
+            Listener(connector, deadlines, queue.tables, self.loop.ear, self.loop.wake, self.loop.rely_on_wakeups)
+            if wakeups
+            else None
         )
         self.services = [
             Service("deadlines", deadlines.run_once, _nothing, give_up),
@@ -183,8 +185,10 @@ class Parts:
         self._close()
 
     def _close(self) -> None:
-        if self.listener and self._ended:
-            self.listener.release()
+        if self._ended:
+            self.jobs.wake.close()
+            if self.listener:
+                self.listener.release()
         self._handler_engine.dispose()
         self._connector.close()
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from sqlane_sa.values.definition import Definition
 from sqlane_sa.values.job import ClaimedJob
 from sqlane_sa.values.outcome import Outcome
+from sqlane_sa.worker.bell import Bell
 
 TIMEOUT = "timeout"
 LEASE_LOST = "lease lost"
@@ -115,7 +116,7 @@ class RunningJobs:
         self._held: dict[RunningJob, None] = {}
         self.finished: deque[Finished] = deque()
         self.timed_out: deque[RunningJob] = deque()
-        self.wake = threading.Event()
+        self.wake = Bell()
         self.waiting = False
         """Whether the loop sleeps. Setting the event costs a system call: a busy loop looks by itself."""
         self.left: deque[Finished] = deque()

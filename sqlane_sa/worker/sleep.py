@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import time
 
 from sqlalchemy import Connection
 
 from sqlane_sa import store
 from sqlane_sa.schema import Tables
+from sqlane_sa.worker.stream import Stream
 
 DURATION = 60.0
 """Seconds that the word of a sleeping worker counts: one that was killed is notified no longer than that."""
@@ -15,12 +17,14 @@ REFRESH = 20.0
 
 
 class Sleep:
-    """Falls asleep by a row that enqueues look for; said again every 20 s."""
+    """Falls asleep by a row that enqueues look for; said again every 20 s. While wake-ups come in a stream the worker
+    signs off instead, and looks by itself."""
 
     def __init__(self, tables: Tables, worker_id: str, wakeups: bool) -> None:
         self._tables = tables
         self._worker_id = worker_id
         self._until = 0.0
+        self.stream = Stream()
         self.wakeups = wakeups
         """Whether they are wanted, and arrive."""
 
@@ -32,7 +36,14 @@ class Sleep:
     @property
     def refresh_at(self) -> float:
         """When to say it (again), in monotonic seconds."""
-        return self._until - DURATION + REFRESH if self.wakeups else math.inf
+        if not self.wakeups:
+            return math.inf
+        return self._until - DURATION + REFRESH if self.asleep else self.stream.ends_at
+
+    @property
+    def look_at(self) -> float:
+        """When to look without a wake-up, in monotonic seconds; infinite while nothing streams."""
+        return self.stream.look_at if self.wakeups else math.inf
 
     def fall(self, conn: Connection) -> None:
         """Say that the worker waits."""
@@ -42,8 +53,12 @@ class Sleep:
         """It is committed, and counts `since` then (monotonic seconds); whether it is news, and calls for a look."""
         news = self._until <= since
         self._until = since + DURATION
+        self.stream.end()
         return news
 
     def awake(self, conn: Connection) -> None:
         store.awake(conn, self._tables, worker_id=self._worker_id)
         self._until = 0.0
+        now = time.monotonic()
+        if self.stream.flows(now):
+            self.stream.begin(now)

@@ -90,13 +90,28 @@ def test_pings_wake_nobody(queue: Queue, work: Any, sql: Sql, engine: sa.Engine)
     queue.job("quick")(lambda payload: None)
     worker = work(poll_interval=3600)
     wait_until(worker._parts.loop.idle.is_set)
-    woken: list[None] = []
-    worker._parts.listener._wake = lambda: woken.append(None)
+    woken = noted_of(worker)
     channel = queue.tables.channel
     sql("SELECT pg_notify(:channel, 'ping:x')", channel=channel)
     sql("SELECT pg_notify(:channel, '')", channel=channel)
     wait_until(lambda: woken)
     assert len(woken) == 1
+
+
+def noted_of(worker: Any) -> list[int]:
+    """The wake-ups that the worker's loop hears from now on: how many at a time."""
+    noted: list[int] = []
+    ear = worker._parts.loop.ear
+    hear = ear.hear
+
+    def heard() -> int:
+        count = int(hear())
+        if count:
+            noted.append(count)
+        return count
+
+    ear.hear = heard
+    return noted
 
 
 @pytest.mark.slow
@@ -108,9 +123,7 @@ def test_forged_notifications_cost_a_bounded_number_of_looks(
     worker = work(poll_interval=3600)
     wait_until(worker._parts.loop.idle.is_set)
     looks: list[None] = []
-    heard: list[None] = []
-    wake = worker._parts.listener._wake
-    worker._parts.listener._wake = lambda: (heard.append(None), wake())
+    heard = noted_of(worker)
     turn = worker._parts.loop._probe
     worker._parts.loop._probe = lambda conn: (looks.append(None), turn(conn))
     autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
@@ -122,7 +135,7 @@ def test_forged_notifications_cost_a_bounded_number_of_looks(
             ).close()
     id_ = enqueue("quick")
     wait_until(lambda: job(id_).status == "completed")
-    assert len(heard) > 3 * len(looks) > 0
+    assert sum(heard) > 30 * len(looks) > 0
 
 
 def test_hints_are_followed_at_once_while_they_lead_to_jobs() -> None:
@@ -181,7 +194,7 @@ def test_a_wake_up_for_nothing_begins_a_pause(queue: Queue, work: Any, sql: Sql)
 
 
 def test_a_wake_up_beside_a_ping_is_heard(queue: Queue, work: Any, sql: Sql, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both arrive in one read."""
+    """Both arrive in one read, which is the listener's: it has its connection back for the time of a ping."""
     monkeypatch.setattr(listener, "PING_INTERVAL", 0.4)
     queue.job("quick")(lambda payload: None)
     worker = work(poll_interval=3600)
