@@ -137,7 +137,9 @@ class Statement:
             # text() reads a colon as the start of a bind: one inside an identifier has to be escaped.
             return table_name(getattr(tables, found[1])).replace(":", "\\:")
 
+        # Without the indentation: psycopg takes one of more than 4096 characters apart at each call.
+        short = "\n".join(line.strip() for line in self.sql.splitlines())
         # In one pass: a prefix may be "{waits}".
-        sql = _TABLE.sub(name, self.sql)
+        sql = _TABLE.sub(name, short)
         clause = text(sql).bindparams(*(bindparam(name, type_=type_) for name, type_ in self.binds.items()))
         return clause if self.columns is None else clause.columns(**self.columns)

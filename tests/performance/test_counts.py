@@ -11,8 +11,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import sqlalchemy as sa
+from psycopg._queries import MAX_CACHED_STATEMENT_LENGTH
 
 from sqlane_sa import JobHandle, Queue, Worker, store
+from sqlane_sa.store.insert_one import INSERT_ONE
+from sqlane_sa.store.turn import COMPLETE_AND_CLAIM
 from sqlane_sa.worker.loop import Loop
 from tests.benchmarks.explain import Plan, explained
 from tests.performance.usage import Used, used
@@ -50,6 +53,7 @@ BESIDE = DRAINS["def"]
 ENQUEUE_STATEMENTS = 1
 ENQUEUE_ROUND_TRIPS = 3
 BULK_ROWS_A_STATEMENT = 1_000
+PICK_UP_STATEMENTS = 3
 POLL_STATEMENTS = POLL_ROUND_TRIPS = 1.2
 CLAIM_ROWS_A_JOB = 4
 CLAIM_BUFFERS_A_JOB = 20
@@ -213,6 +217,33 @@ def test_a_sleeping_worker_sends_nothing(queue: Queue, wire: Wire, counts: sa.En
         wait_until(lambda: asleep(counts))
         quiet_for(wire, looks=100)
     engine.dispose()
+
+
+def test_a_pick_up_is_three_statements(engine: sa.Engine, queue: Queue, wire: Wire, counts: sa.Engine) -> None:
+    """The claim, the completion, and one probe for all that may have come beside it or from the handler. At best: a
+    handler that gets no processor for a while ends after the probe, and calls for another."""
+    handle = define(queue, "def")
+    own = sa.create_engine(wire.url)
+    statements = []
+    with Worker(own, queue, poll_interval=3600, sweep_interval=3600, lease=3600) as worker:
+        loop = worker._parts.loop  # type: ignore[union-attr]
+        wait_until(lambda: asleep(counts))
+        for n in range(20):
+            wait_until(loop.idle.is_set)
+            loop.idle.clear()
+            before = wire.sent.statements
+            with engine.begin() as conn:
+                handle.enqueue(conn, n)
+            wait_until(loop.idle.is_set)
+            statements.append(wire.sent.statements - before)
+    own.dispose()
+    assert min(statements) <= PICK_UP_STATEMENTS
+
+
+def test_what_each_turn_sends_is_in_the_drivers_cache(queue: Queue, engine: sa.Engine) -> None:
+    """psycopg keeps the parameters' places of statements up to a length, and looks for them at each call in others."""
+    for statement in (COMPLETE_AND_CLAIM, INSERT_ONE):
+        assert len(str(statement.on(queue.tables).compile(engine))) <= MAX_CACHED_STATEMENT_LENGTH
 
 
 def asleep(counts: sa.Engine) -> bool:
