@@ -6,6 +6,9 @@ import select
 import socket
 from contextlib import suppress
 
+LONGEST = 86_400.0
+"""Seconds of a wait: poll takes 24 days of milliseconds at most, and to return without a reason is allowed."""
+
 
 class Bell:
     """`set`, `clear` and `is_set` as of `threading.Event`. One thread waits; any may set it.
@@ -42,12 +45,12 @@ class Bell:
             if self._rung:
                 return False
             # Not select.select, which ends at file number 1023. What poll waits for may be closed meanwhile, and its
-            # number be another file's: to return without a reason is allowed.
+            # number be another file's.
             poll = select.poll()
             poll.register(reader, select.POLLIN)
             if file is not None:
                 poll.register(file, select.POLLIN)
-            ready = [number for number, _ in poll.poll(max(0.0, 1000 * seconds))]
+            ready = [number for number, _ in poll.poll(1000 * min(max(0.0, seconds), LONGEST))]
         finally:
             self._waited_for = False
         if reader.fileno() in ready:

@@ -77,6 +77,11 @@ def test_a_ring_during_a_wait_for_a_file(bell: Bell, line: tuple[socket.socket, 
     assert bell.is_set()
 
 
+def test_a_wait_may_be_as_long_as_one_likes(bell: Bell) -> None:
+    threading.Timer(0.05, bell.set).start()
+    assert not bell.wait(1e300)
+
+
 def test_one_that_nobody_waited_for_has_no_files(bell: Bell) -> None:
     bell.set()
     bell.clear()
