@@ -20,6 +20,9 @@ from sqlane_sa.worker.running import LEASE_LOST, RunningJob, RunningJobs
 log = logging.getLogger("sqlane_sa.worker")
 
 NO_OUTCOME_DELAY = 1.0
+MAX_FAULTS = 100
+"""So many errors of the event loop while nothing ran in it, and the worker gives up. Many: each task that was ready may
+have made one, with a log that fails."""
 
 
 class Handlers:
@@ -29,7 +32,12 @@ class Handlers:
     """
 
     def __init__(
-        self, execution: Execution, jobs: RunningJobs, concurrency: int, watch: Callable[[RunningJob], None]
+        self,
+        execution: Execution,
+        jobs: RunningJobs,
+        concurrency: int,
+        watch: Callable[[RunningJob], None],
+        give_up: Callable[[str], None],
     ) -> None:
         self._execution = execution
         self._jobs = jobs
@@ -45,7 +53,7 @@ class Handlers:
         self._inbox: SimpleQueue[RunningJob | None] = SimpleQueue()
         self._idle_threads = 0
         self._threads = 0
-        self._event_loop = EventLoop()
+        self._event_loop = EventLoop(give_up)
         self._created: list[RunningJob] = []
 
     def submit(self, jobs: Iterable[RunningJob]) -> None:
@@ -279,15 +287,17 @@ def _without_outcome(job: RunningJob, error: BaseException) -> Outcome:
 
 
 class EventLoop:
-    """An asyncio loop in a thread of its own, started at the first use."""
+    """An asyncio loop in a thread of its own, started at the first use. `give_up` hears when it cannot go on."""
 
-    def __init__(self) -> None:
+    def __init__(self, give_up: Callable[[str], None]) -> None:
+        self._give_up = give_up
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._context = Context()
         self.tasks: set[asyncio.Task[None] | None] = set()
         """Those that have not ended: the loop itself keeps only weak references."""
         self._stopped = False
+        self._faults = 0
 
     def call(self, function: Callable[..., object], *args: object) -> None:
         """Call a function in the loop's thread, soon."""
@@ -326,11 +336,24 @@ class EventLoop:
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         self._context = copy_context()
-        while not self._stopped:
+        while not self._stopped and self._faults < MAX_FAULTS:
             try:
+                loop.call_soon(self._turns)
                 loop.run_forever()
-            except BaseException:
-                # SystemExit in a task that a handler left behind leaves run_forever; the other tasks go on.
-                log.exception("a task of a handler stopped the event loop; it goes on")
-        if not self.tasks:
+            except BaseException as error:
+                self._left(error)
+        if not self._stopped:
+            self._give_up("the event loop of async handlers cannot go on")
+        elif not self.tasks:
             loop.close()
+
+    def _turns(self) -> None:
+        self._faults = 0
+
+    def _left(self, error: BaseException) -> None:
+        """SystemExit in a task that a handler left behind leaves run_forever, and the other tasks go on; an error that
+        comes again before anything has run is of the loop itself, such as that of a selector which is closed."""
+        self._faults += isinstance(error, Exception)
+        if self._faults <= 1:
+            with suppress(Exception):  # a handler of the application's log may be what fails
+                log.error("a task of a handler stopped the event loop; it goes on", exc_info=error)

@@ -17,6 +17,7 @@ from sqlane_sa.values.errors import SqlaneError
 from sqlane_sa.values.outcome import Released
 from sqlane_sa.worker.database import Connector
 from sqlane_sa.worker.deadlines import Deadlines, deadline_for
+from sqlane_sa.worker.descriptors import Canary
 from sqlane_sa.worker.driver import can_listen
 from sqlane_sa.worker.execution import Execution
 from sqlane_sa.worker.handler_engine import HandlerEngine
@@ -50,6 +51,8 @@ class Parts:
         self._state = "new"
         self._ended = True
         self._starter: Service | None = None
+        self._canary = Canary()
+        self._blind = False
         self._deadlines = deadlines = Deadlines(deadline_for(options.lease))
         self._connector = connector = Connector(engine, deadlines)
         self._handler_engine = HandlerEngine(engine, connector, options.concurrency)
@@ -65,6 +68,7 @@ class Parts:
             self.jobs,
             options.concurrency,
             self.timer.watch,
+            give_up,
         )
         databases = [connector.database() for _ in range(4)]
         self.heartbeat = Heartbeat(databases[0], queue.tables, self.jobs, options.lease)
@@ -97,7 +101,7 @@ class Parts:
         )
         self.services = [
             Service("deadlines", deadlines.run_once, _nothing, give_up),
-            Service("timer", self.timer.run_once, _nothing, give_up),
+            Service("timer", self._look, _nothing, give_up),
             Service("heartbeat", self.heartbeat.run_once, databases[0].close, give_up),
             Service("sweeper", self.sweeper.run_once, databases[2].close, give_up),
             Service("writer", self.writer.run_once, databases[3].close, give_up),
@@ -154,6 +158,12 @@ class Parts:
         self._stop_services()
         self.handlers.stop()
 
+    def _look(self) -> float:
+        if not (self._blind or self._canary.alive):
+            self._blind = True
+            self._give_up("something in this process has closed all its open files")
+        return self.timer.run_once()
+
     @staticmethod
     def _wait_until(done: Callable[[], bool], patience: float, hurry: threading.Event | None = None) -> None:
         """The loop goes on writing meanwhile: a job is gone from `jobs` once its result is written."""
@@ -191,6 +201,7 @@ class Parts:
                 self.listener.release()
         self._handler_engine.dispose()
         self._connector.close()
+        self._canary.close()
 
 
 def _nothing() -> None:

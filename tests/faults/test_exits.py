@@ -145,11 +145,10 @@ def test_the_default_lease_outlasts_a_held_interpreter(fleet: Fleet, kind: str) 
     ran_undisturbed(fleet, [id_, *neighbours])
 
 
-@pytest.mark.skipif(not LONG, reason="does not hold: the loop of async handlers neither recovers nor ends")
 def test_a_process_without_its_sockets_recovers_or_ends(fleet: Fleet) -> None:
     """It closed all that it had open. Goes on, or ends with an error and its successor does; never alive and deaf."""
     ids = [fleet.enqueue("async_neighbour", {"seconds": 0})]
-    process = fleet.start()
+    process = fleet.start(shutdown_timeout=1.0)
     fleet.completed(ids[0])
     ids = [fleet.enqueue("closes sockets")]
     fleet.wait_for(ids[0])

@@ -16,9 +16,10 @@ from sqlane_sa import JobContext, Queue
 from sqlane_sa.values.job import ClaimedJob
 from sqlane_sa.values.outcome import Completed, Released
 from sqlane_sa.worker import execution, running
+from sqlane_sa.worker import handlers as module
 from sqlane_sa.worker.deadlines import UNLIMITED
 from sqlane_sa.worker.execution import Execution
-from sqlane_sa.worker.handlers import EventLoop, Handlers
+from sqlane_sa.worker.handlers import NO_OUTCOME_DELAY, EventLoop, Handlers
 from sqlane_sa.worker.running import RunningJob, RunningJobs
 from sqlane_sa.worker.timer import LOOK_INTERVAL, Timer
 from tests.support import wait_until
@@ -38,9 +39,15 @@ def timer(jobs: RunningJobs) -> Timer:
 
 
 @pytest.fixture
-def handlers(queue: Queue, jobs: RunningJobs, timer: Timer) -> Iterator[Handlers]:
+def given_up() -> list[str]:
+    """Why, each time."""
+    return []
+
+
+@pytest.fixture
+def handlers(queue: Queue, jobs: RunningJobs, timer: Timer, given_up: list[str]) -> Iterator[Handlers]:
     nowhere: Any = None
-    made = Handlers(Execution(queue, nowhere, nowhere, UNLIMITED), jobs, CONCURRENCY, timer.watch)
+    made = Handlers(Execution(queue, nowhere, nowhere, UNLIMITED), jobs, CONCURRENCY, timer.watch, given_up.append)
     yield made
     made.stop()
 
@@ -226,6 +233,91 @@ def test_tasks_cancelled_before_their_first_steps_end_among_others(
     assert Released(None) in outcomes
     wait_until(lambda: handlers.active == 0)
     wait_until(lambda: not handlers._event_loop.tasks)
+
+
+def test_an_event_loop_that_cannot_go_on_is_given_up(
+    queue: Queue, submit: Any, handlers: Handlers, given_up: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would try for ever otherwise, while its jobs keep their leases."""
+
+    def fail(timeout: float | None) -> None:
+        raise OSError("the selector is closed")
+
+    @queue.job("breaks")
+    async def breaks(payload: int) -> None:
+        asyncio.get_running_loop()._selector.select = fail  # type: ignore[attr-defined]
+
+    submit("breaks", ["1"])
+    wait_until(lambda: given_up)
+    assert given_up == ["the event loop of async handlers cannot go on"]
+    assert len(caplog.records) == 1, "not a line for each try"
+    assert handlers._event_loop._loop is not None
+    handlers._event_loop._loop.close()
+    handlers._event_loop._loop = None
+
+
+def test_tasks_left_behind_that_exit_do_not_end_the_event_loop(
+    queue: Queue, submit: Any, jobs: RunningJobs, given_up: list[str]
+) -> None:
+    async def leave() -> None:
+        raise SystemExit(1)
+
+    left: list[asyncio.Task[None]] = []
+
+    @queue.job("leaves")
+    async def leaves(payload: int) -> None:
+        left.extend(asyncio.create_task(leave()) for _ in range(MANY))
+
+    queue.job("quick")(asyncio.sleep)
+    submit("leaves", ["1"])
+    submit("quick", ["0"])
+    ended(jobs, 2)
+    wait_until(lambda: all(task.done() for task in left))
+    assert [type(task.exception()) for task in left] == [SystemExit] * MANY
+    assert given_up == []
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_whatever_fails_around_a_handler_gives_back_slot_and_job(
+    queue: Queue,
+    submit: Any,
+    jobs: RunningJobs,
+    handlers: Handlers,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    error: type[BaseException],
+) -> None:
+    """A fault of our own, which leaves no outcome: the last of the jobs is handed back too, and others run after it."""
+
+    def broken(self: Execution, job: RunningJob) -> Any:
+        raise error()
+
+    async def broken_async(self: Execution, job: RunningJob) -> Any:
+        raise error()
+
+    queue.job("any")((lambda payload: None) if kind == "def" else asyncio.sleep)
+    with monkeypatch.context() as patch:
+        patch.setattr(Execution, "run", broken)
+        patch.setattr(Execution, "run_async", broken_async)
+        submit("any", ["0"] * MANY)
+        assert ended(jobs, MANY) == [Released(NO_OUTCOME_DELAY)] * MANY
+        wait_until(lambda: handlers.active == 0)
+    submit("any", ["0"] * MANY)
+    assert ended(jobs, 2 * MANY)[MANY:] == [Completed()] * MANY
+
+
+def test_a_log_that_fails_does_not_hold_back_what_failed_around_a_handler(
+    queue: Queue, submit: Any, jobs: RunningJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **options: Any) -> None:
+        raise OSError("no space left on the device of the log")
+
+    monkeypatch.setattr(Execution, "run", fail)
+    monkeypatch.setattr(module.log, "critical", fail)
+    queue.job("any")(lambda payload: None)
+    submit("any", ["0"])
+    assert ended(jobs, 1) == [Released(NO_OUTCOME_DELAY)]
 
 
 def test_a_context_is_made_for_handlers_that_take_one(

@@ -1,0 +1,45 @@
+"""Whether a worker sees that its files were closed under it. What it then does: tests/faults/test_exits.py."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from sqlane_sa.worker.descriptors import Canary
+
+
+@pytest.fixture
+def canary() -> Iterator[Canary]:
+    made = Canary()
+    yield made
+    made.close()
+
+
+def other_file(number: int) -> None:
+    """In its place, in one step: no other thread gets the number."""
+    end, other = os.pipe()
+    os.dup2(end, number)
+    os.close(end)
+    os.close(other)
+
+
+def test_it_lives_while_it_is_open(canary: Canary) -> None:
+    assert canary.alive
+
+
+def test_it_is_dead_when_it_is_closed(canary: Canary) -> None:
+    canary.close()
+    assert not canary.alive
+
+
+def test_it_is_dead_when_its_number_is_another_files(canary: Canary) -> None:
+    other_file(canary._number)
+    assert not canary.alive
+
+
+def test_it_closes_no_other_file(canary: Canary) -> None:
+    other_file(canary._number)
+    canary.close()
+    os.close(canary._number)
