@@ -1,5 +1,7 @@
 """claim against a second real connection that is held on a lock."""
 
+from collections.abc import Callable
+
 import pytest
 import sqlalchemy as sa
 
@@ -18,6 +20,7 @@ from tests.store.steps import (
     rows,
     running,
 )
+from tests.store.test_claim_keyed import claim_heads, claim_keyed
 
 
 def test_a_row_locked_elsewhere_is_skipped_and_not_waited_for(engine: sa.Engine, queue: Queue) -> None:
@@ -114,17 +117,25 @@ def test_a_key_that_begins_to_linger_meanwhile_is_not_taken(engine: sa.Engine, q
         assert holds(one) == {"k": (holder.id, True)}
 
 
-def test_claims_of_the_same_two_keys_wait_in_one_direction(engine: sa.Engine, queue: Queue) -> None:
-    """Each takes the lower key first, whichever job has it: no circle."""
-    first, second = committed(
-        engine, lambda conn: (add_many(conn, queue, 2, mutex_keys=["a", "b"]), add(conn, queue))[0]
-    )
+@pytest.mark.parametrize("way", ["claim", "claim_keyed", "claim_heads"])
+def test_claims_of_the_same_two_keys_wait_in_one_direction(engine: sa.Engine, queue: Queue, way: str) -> None:
+    """Each takes the lower key first, whichever job has it and whichever job is first: no circle. In the order of the
+    jobs, or a descending one, the rival would hold z and wait for a, while this one holds a and waits for z."""
+    z, a = committed(engine, lambda conn: [add(conn, queue, mutex_keys=[key]) for key in ("z", "a")])
+    ways: dict[str, Callable[[sa.Connection], list[store.ClaimedJob]]] = {
+        "claim": lambda conn: claim(conn, queue, z, a, token="other"),
+        "claim_keyed": lambda conn: claim_keyed(conn, queue, lock_token="other"),
+        "claim_heads": lambda conn: claim_heads(conn, queue, "z", "a", lock_token="other"),
+    }
     with engine.connect() as one:
-        claim(one, queue, first)
-        with rival(engine, lambda conn: claim(conn, queue, second, token="other")) as result:
-            assert ids_of(claim(one, queue, *committed(engine, lambda conn: [add(conn, queue, mutex_keys=["c"])])))
+        held = {"a": (running(one, queue, mutex_keys=["a"]).id, False)}
+        one.exec_driver_sql("SET LOCAL lock_timeout = '5s'")
+        one.exec_driver_sql("SET LOCAL deadlock_timeout = '10s'")
+        with rival(engine, ways[way]) as result:
+            held["z"] = (running(one, queue, mutex_keys=["z"]).id, False)
             one.commit()
         assert result.result() == []
+        assert holds(one) == held
 
 
 @pytest.mark.parametrize("kinds", [("snoozed", "stopped"), ("stopped", "snoozed")])
