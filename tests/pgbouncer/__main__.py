@@ -2,7 +2,7 @@
 
 Four connections for each database, with every test, worker and producer before them. Needs Debian's `pgbouncer`.
 `tests/pgbouncer/exceptions.py` lists the tests left out, each with its reason.
-Arguments are pytest's: folders, `-n 0`.
+Arguments are pytest's: folders or files in place of those of the suite, `-n 0`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from sqlane_sa.demo.server import Server
 from tests.conftest import SETTINGS, memory_folder
@@ -30,8 +31,14 @@ def main() -> int:
         direct = server.url(tcp=True)
         with PgBouncer(direct, pool_size=options.pool_size) as pooler:
             environment = os.environ | {DIRECT: direct, "SQLANE_TEST_DATABASE_URL": pooler.url(direct)}
-            command = [sys.executable, "-m", "pytest", "-p", "tests.pgbouncer.plugin", *(arguments or TESTS)]
+            command = [sys.executable, "-m", "pytest", "-p", "tests.pgbouncer.plugin", *with_tests(arguments)]
             return subprocess.run(command, env=environment, check=False).returncode
+
+
+def with_tests(arguments: list[str]) -> list[str]:
+    """The suite's folders too, where none is given: with options alone pytest would run every test there is."""
+    given = any(Path(argument.partition("::")[0]).exists() for argument in arguments)
+    return arguments if given else [*arguments, *TESTS]
 
 
 if __name__ == "__main__":

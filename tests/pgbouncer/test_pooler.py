@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from sqlane_sa import Queue, Worker
 from sqlane_sa.worker.driver import is_pooled, stop_preparing
+from tests.pgbouncer.__main__ import TESTS, with_tests
 from tests.pgbouncer.pooler import PgBouncer, program
 from tests.support import wait_until
 
@@ -128,3 +129,12 @@ def test_the_worker_prepares_nothing_behind_it(
     said = [record.message for record in caplog.records]
     assert sum("prepare_threshold" in message for message in said) == 1
     assert not any("prepared statement" in message for message in said), "it tried to run what it had prepared"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "folders"),
+    [([], TESTS), (["-n", "0", "-rf"], TESTS), (["tests/store"], []), ([f"{__file__}::test_it", "-x"], [])],
+)
+def test_options_alone_choose_the_suites_folders(arguments: list[str], folders: list[str]) -> None:
+    """Not all that there is: most other folders have servers of their own."""
+    assert with_tests(arguments) == [*arguments, *folders]
