@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 
 import psycopg
@@ -22,11 +23,17 @@ def until_end(listener: psycopg.Connection) -> Iterator[psycopg.Notify]:
             return
 
 
+def listening_url(database_url: str) -> str:
+    """Around the pooler, where the tests run behind one (tests/pgbouncer): no notification passes it."""
+    url = sa.make_url(database_url)
+    direct = sa.make_url(os.environ.get("SQLANE_TEST_DIRECT_URL", database_url)).set(database=url.database)
+    return direct.set(drivername="postgresql").render_as_string(hide_password=False)
+
+
 @pytest.fixture
 def heard(database_url: str, engine: sa.Engine, queue: Queue) -> Iterator[Heard]:
     """How many notifications came since it was last asked."""
-    url = sa.make_url(database_url).set(drivername="postgresql").render_as_string(hide_password=False)
-    with psycopg.connect(url, autocommit=True) as listener:
+    with psycopg.connect(listening_url(database_url), autocommit=True) as listener:
         listener.execute(f"LISTEN {queue.tables.channel}")
 
         def ask() -> int:

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from sqlane_sa import Queue
 from sqlane_sa.values.text import KEY_CHARS, NAME_CHARS
 from tests.enqueue.business import seen
+from tests.wakeups import listening_url
 
 LONGEST_NAME = "\U0001f600" * NAME_CHARS
 LONGEST_KEY = "\U0001f600" * KEY_CHARS
@@ -26,8 +27,7 @@ def test_a_notification_is_never_too_long(database_url: str, engine: sa.Engine, 
         "key": [queue.new("n", mutex_keys=[LONGEST_KEY[:-3] + f"{i:03}" for i in range(100)])],
         "many": [queue.new(LONGEST_NAME, n, mutex_keys=[LONGEST_KEY]) for n in range(2000)],
     }[case]
-    url = sa.make_url(database_url).set(drivername="postgresql").render_as_string(hide_password=False)
-    with psycopg.connect(url, autocommit=True) as listener:
+    with psycopg.connect(listening_url(database_url), autocommit=True) as listener:
         listener.execute(f"LISTEN {queue.tables.channel}")
         with engine.begin() as conn:
             queue.enqueue_many(conn, new)

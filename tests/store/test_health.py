@@ -74,7 +74,7 @@ def test_a_held_snapshot(engine: sa.Engine, queue: Queue) -> None:
         with session(engine, name="younger"):
             found = snapshot(engine, queue)
         assert found[:6] == ("session", None, pid, engine.url.username, "reader", "idle in transaction")
-        assert found.transactions == 3
+        assert found.transactions >= 3, "those of all databases of the server count, and tests may share it"
         assert found.age_ms is not None
         assert wait_until(lambda: snapshot(engine, queue).age_ms) > 0
     assert wait_until(lambda: look(engine, queue).snapshot is None)
@@ -85,7 +85,8 @@ def test_the_id_of_a_transaction_is_enough(engine: sa.Engine, queue: Queue) -> N
     with session(engine, "READ COMMITTED", "writer") as writer:
         writer.execute(sa.text("CREATE TABLE written ()"))
         found = snapshot(engine, queue)
-        assert (found.application_name, found.transactions) == ("writer", 1)
+        assert found.application_name == "writer"
+        assert found.transactions >= 1
 
 
 def test_sessions_of_other_databases_hold_nothing_here(engine: sa.Engine, admin: sa.Engine, queue: Queue) -> None:
