@@ -4,9 +4,11 @@ LISTENS = "notifications do not arrive there; a worker polls"
 OLD_SESSIONS = "a setting of the database reaches new sessions only, and the pooler goes on lending the old ones"
 OWN_SESSIONS = "it ends or stops a server process as that of one connection, which the pooler lends to others too"
 TWO_SYNCS = "pg8000 parses and runs a statement in two messages, and outside a transaction they reach two sessions"
+PREPARES = "it has statements prepared, as nobody may behind a pooler"
 
 EXCEPTIONS = {
     "tests/drain/test_ends.py::test_by_a_lost_connection": OWN_SESSIONS,
+    "tests/enqueue/test_order.py::test_two_processes_with_different_clocks": PREPARES,
     "tests/worker/test_databases.py::test_an_outage_of_the_applications_creator": OWN_SESSIONS,
     "tests/worker/test_databases.py::test_a_read_only_period_ends_without_a_restart": OLD_SESSIONS,
     "tests/worker/test_databases.py::test_every_connection_may_be_terminated": OWN_SESSIONS,
@@ -18,7 +20,10 @@ EXCEPTIONS = {
     "tests/worker/test_keys.py::test_a_job_that_waits_for_its_key_hides_no_later_ones": LISTENS,
     "tests/worker/test_left_sessions.py": OWN_SESSIONS,
     "tests/worker/test_listener.py": LISTENS,
+    "tests/worker/test_pick_up.py": LISTENS,
+    "tests/worker/test_schema_changes.py::test_a_column_is_added_while_statements_are_prepared": PREPARES,
     "tests/worker/test_timezones.py": OLD_SESSIONS,
+    "tests/worker/test_transactional.py::test_a_connection_that_broke_while_idle_costs_no_attempt": OWN_SESSIONS,
     "tests/worker/test_transactional.py::test_a_connection_that_breaks_right_after_its_use_costs_no_attempt": (
         OWN_SESSIONS
     ),
