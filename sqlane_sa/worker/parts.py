@@ -49,7 +49,7 @@ class Parts:
         self._give_up = give_up
         self._lock = threading.Lock()
         self._state = "new"
-        self._ended = True
+        self._ended: dict[str, bool] = {}
         self._starter: Service | None = None
         self._canary = Canary()
         self._blind = False
@@ -159,7 +159,8 @@ class Parts:
         self.handlers.stop()
 
     def _look(self) -> float:
-        if not (self._blind or self._canary.alive):
+        # In this order: it may be closed between, by a shutdown that waits for this thread no longer.
+        if not self._canary.alive and not self._blind:
             self._blind = True
             self._give_up("something in this process has closed all its open files")
         return self.timer.run_once()
@@ -190,17 +191,18 @@ class Parts:
         self.jobs.wake.set()
         self.jobs.gathered.set()
         self._deadlines.stop()
-        ended = [service.join(1.0) for service in self.services]
-        self._ended = all(ended)
+        self._ended = {service.name: service.join(1.0) for service in self.services}
         self._close()
 
     def _close(self) -> None:
-        if self._ended:
+        # What a thread waits on is closed once that thread has ended.
+        if self._ended.get("loop", True):
             self.jobs.wake.close()
-            if self.listener:
-                self.listener.release()
+        if self.listener and self._ended.get("listener", True):
+            self.listener.release()
         self._handler_engine.dispose()
         self._connector.close()
+        self._blind = True
         self._canary.close()
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from sqlane_sa import Queue
 from sqlane_sa.worker.descriptors import Canary
 
 
@@ -43,3 +45,19 @@ def test_it_closes_no_other_file(canary: Canary) -> None:
     other_file(canary._number)
     canary.close()
     os.close(canary._number)
+
+
+def test_a_worker_whose_thread_outlasts_its_stop_leaves_no_files(
+    queue: Queue, work: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for a slow database; the files of the other threads are closed all the same, and nobody is alarmed."""
+    queue.job("any")(lambda payload: None)
+    worker = work()
+    parts = worker._parts
+    (sweeper,) = [service for service in parts.services if service.name == "sweeper"]
+    monkeypatch.setattr(sweeper, "join", lambda timeout: False)
+    worker.stop()
+    assert parts.listener._stop_reader.fileno() == parts.listener._stop_writer.fileno() == -1
+    assert not parts._canary.alive
+    parts._look()
+    assert worker.failure is None
