@@ -57,24 +57,28 @@ WITH RECURSIVE lane AS (
 )"""
 
 DUE_IN_LANE = """
-        SELECT j.id, j.run_at, j.mutex_keys FROM {jobs} AS j
+        SELECT j.ctid AS place, j.id, j.run_at, j.mutex_keys FROM {jobs} AS j
         WHERE j.status = 'pending' AND j.mutex_keys IS KEYED AND j.job_name = l.job_name AND j.priority = l.priority
           AND j.run_at <= statement_timestamp()
         ORDER BY j.run_at, j.id"""
 
-# Laterals with a LIMIT, because they can only run as index probes: a hash join would read whole tables for each job.
-# coalesce() keeps the planner from the partial index of what is pending: where ANALYZE has found nothing pending, it
-# looks like an empty page, and a plan that stays would read all of it for each probe.
-STARTABLE = """
-    NOT EXISTS (SELECT FROM unnest(c.mutex_keys) AS k(mutex_key) CROSS JOIN LATERAL (
-        SELECT FROM {mutexes} AS m WHERE m.mutex_key = k.mutex_key
-        AND (m.held_until IS NULL OR m.held_until > statement_timestamp()) LIMIT 1) AS busy)
-    AND NOT EXISTS (SELECT FROM unnest(c.mutex_keys) AS k(mutex_key) CROSS JOIN LATERAL (
-        SELECT FROM {waits} AS w CROSS JOIN LATERAL (
+# Scalar subqueries with a LIMIT, because they can only run as index probes: EXISTS may become a hash table of all that
+# is held or waits. The line is looked at only where the key is free. The coalesce() of the status keeps the planner
+# from the partial index of what is pending: where ANALYZE has found nothing pending, it looks like an empty page, and a
+# plan that stays would read all of it for each probe.
+_STARTABLE = """
+    NOT EXISTS (SELECT FROM unnest(c.mutex_keys) AS k(mutex_key) WHERE coalesce((
+        SELECT true FROM {mutexes} AS m WHERE m.mutex_key = k.mutex_key
+        AND (m.held_until IS NULL OR m.held_until > statement_timestamp()) LIMIT 1), KNOWN (
+        SELECT true FROM {waits} AS w CROSS JOIN LATERAL (
             SELECT FROM {jobs} AS a
             WHERE a.id = w.job_id AND coalesce(a.status, '') = 'pending' AND a.mutex_keys IS NOT NULL
             AND (a.run_at, a.id) < (c.run_at, c.id) LIMIT 1) AS pending
-        WHERE w.mutex_key = k.mutex_key AND (w.run_at, w.job_id) < (c.run_at, c.id) LIMIT 1) AS ahead)"""
+        WHERE w.mutex_key = k.mutex_key AND (w.run_at, w.job_id) < (c.run_at, c.id) LIMIT 1)))"""
+STARTABLE = _STARTABLE.replace("KNOWN ", "")
+
+# Nobody is ahead of a head in the line that it was found in, unless its place there is an old one.
+STARTABLE_HEAD = _STARTABLE.replace("KNOWN", "CASE WHEN c.in_place AND k.mutex_key = c.mutex_key THEN false END,")
 
 PLAIN = Statement(
     LANES.replace("KEYED", "NULL")
@@ -91,15 +95,15 @@ SELECT c.id, l.job_name, l.priority, {_EPOCH.format("c")} AS run_at FROM lane AS
 # it, the others cost more than the rest of the claim. OFFSET 0 keeps the checks from being made before that.
 STARTABLE_IN_WINDOW = (
     """
-    SELECT c.id, c.run_at FROM (
-        SELECT r.id, r.run_at, r.mutex_keys FROM (
-            SELECT d.id, d.run_at, d.mutex_keys, k.mutex_key,
-                   rank() OVER (PARTITION BY k.mutex_key ORDER BY d.run_at, d.id) AS place
+    SELECT c.place, c.id, c.run_at FROM (
+        SELECT r.place, r.id, r.run_at, r.mutex_keys FROM (
+            SELECT d.place, d.id, d.run_at, d.mutex_keys, k.mutex_key,
+                   rank() OVER (PARTITION BY k.mutex_key ORDER BY d.run_at, d.id) AS turn
             FROM ("""
     + DUE_IN_LANE.replace("KEYED", "NOT NULL")
     + """ LIMIT :window) AS d LEFT JOIN LATERAL unnest(d.mutex_keys) AS k(mutex_key) ON true) AS r
-        GROUP BY r.run_at, r.id, r.mutex_keys
-        HAVING coalesce(max(r.place) FILTER (WHERE r.mutex_key IS NOT NULL), 1) = 1
+        GROUP BY r.run_at, r.id, r.mutex_keys, r.place
+        HAVING coalesce(max(r.turn) FILTER (WHERE r.mutex_key IS NOT NULL), 1) = 1
         ORDER BY r.run_at, r.id OFFSET 0) AS c
     WHERE """
     + STARTABLE
@@ -131,17 +135,19 @@ WITH RECURSIVE line AS (
     WHERE l.place < :heads
 )"""
 
-# The first due job in the line of l.mutex_key: places without their pending jobs count nothing.
+# The first due job in the line of l.mutex_key: places without their pending jobs count nothing. The names are read by a
+# subquery, once: a cast of a parameter is made anew for each row.
 HEAD = """
-    SELECT h.id, h.job_name, h.priority, h.run_at, h.mutex_keys, l.mutex_key FROM LINES AS l CROSS JOIN LATERAL (
-        SELECT j.id, j.job_name, j.priority, j.run_at, j.mutex_keys
+    SELECT h.place, h.id, h.job_name, h.priority, h.run_at, h.mutex_keys, h.in_place, l.mutex_key
+    FROM LINES AS l CROSS JOIN LATERAL (
+        SELECT j.place, j.id, j.job_name, j.priority, j.run_at, j.mutex_keys, j.run_at = w.run_at AS in_place
         FROM {waits} AS w CROSS JOIN LATERAL (
-            SELECT a.id, a.job_name, a.priority, a.run_at, a.mutex_keys FROM {jobs} AS a
+            SELECT a.ctid AS place, a.id, a.job_name, a.priority, a.run_at, a.mutex_keys FROM {jobs} AS a
             WHERE a.id = w.job_id AND coalesce(a.status, '') = 'pending' AND a.mutex_keys IS NOT NULL
             AND a.run_at <= statement_timestamp() LIMIT 1) AS j
         WHERE w.mutex_key = l.mutex_key AND w.run_at <= statement_timestamp()
         ORDER BY w.run_at, w.job_id LIMIT 1) AS h
-    WHERE h.job_name = ANY(CAST(:names AS text[]))"""
+    WHERE h.job_name = ANY(ARRAY(SELECT unnest(CAST(:names AS text[]))))"""
 
 # A row without an id names the last key that was looked at, when there may be more.
 WALKED = Statement(
@@ -153,7 +159,7 @@ WALKED = Statement(
 SELECT c.id, c.job_name, c.priority, """
     + _EPOCH.format("c")
     + """ AS run_at FROM head AS c WHERE """
-    + STARTABLE
+    + STARTABLE_HEAD
     + """
 UNION ALL
 SELECT NULL, l.mutex_key, CAST(0 AS smallint), NULL FROM line AS l WHERE l.place = :heads""",

@@ -4,9 +4,8 @@ What `find_candidates` and `claim` do in six round trips. All parts of it see on
 there now; the differences between the two decide what may start:
 
 - The candidates can start by the snapshot: their keys are free, and nobody who is due is ahead in a line of theirs.
-- The lock is taken without waiting, on rows that are still pending, due, and where they were. A job that another
-  worker has claimed and tried again since the snapshot is behind others now. One that was claimed and handed back with
-  its time is where it was, and whoever was ahead of it then would have been so in the snapshot.
+- The lock is taken without waiting, and only what nobody has changed since the snapshot starts. The rest is left for
+  the next claim: it may be behind others now.
 - The keys are taken by the unique index, which knows no snapshot: a key that somebody has taken since stays his, one
   whose linger has begun too, and one that was freed is free. In ascending order, for all jobs at once, so that two
   claims cannot wait for each other in a circle. Two candidates share a key only where a place in its line is missing:
@@ -29,7 +28,7 @@ from sqlalchemy import Connection
 
 from sqlane_sa.schema import Tables
 from sqlane_sa.statement import BIG, INT, INTS, TEXT, TEXTS, Statement, Types
-from sqlane_sa.store.candidates import DUE_IN_LANE, LANES, STARTABLE, STARTABLE_IN_WINDOW, WINDOW
+from sqlane_sa.store.candidates import DUE_IN_LANE, LANES, STARTABLE_HEAD, STARTABLE_IN_WINDOW, WINDOW
 from sqlane_sa.store.claim import PUT_BACK, SET_RUNNING
 from sqlane_sa.store.claimed import CLAIMED
 from sqlane_sa.store.finish import renew_leases
@@ -44,56 +43,56 @@ LONG_WAIT = 0.01
 
 # The names of a priority take turns.
 _CHOSEN = """, chosen AS MATERIALIZED (
-    SELECT f.id, f.run_at FROM (
-        SELECT id, job_name, priority, run_at,
+    SELECT f.place FROM (
+        SELECT place, id, job_name, priority, run_at,
                row_number() OVER (PARTITION BY job_name, priority ORDER BY run_at, id) AS turn FROM found) AS f
     ORDER BY f.priority, f.turn, f.run_at, f.id LIMIT :max_rows
 )"""
 
-# The lateral with FOR UPDATE cannot be pulled up into a join, and what it waited for is judged anew. How many keys each
-# job lacks is counted in one pass: without hash and merge joins, anything else compares each with each; and without an
-# aggregate of its own for the many jobs with one key.
+# A lock follows a row to the place (ctid) where somebody has put it since the snapshot. Where it has not moved it is as
+# the snapshot has it, and stands still from then on. They are compared outside of what locks: in there, the place is
+# what the row is looked up by, and after a wait that may not be judged anew.
+#
+# Which jobs lack a key is looked for only when there are fewer than were asked for: without hash and merge joins,
+# anything but a set operation compares each with each.
 #
 # Places in the lines are only ever inserted and deleted, so that one of the snapshot is where it was; a DELETE with
-# USING makes a row of each row that it joins, which costs more than the deletion. A job that was handed back since the
-# snapshot leaves its new place behind: without its pending job it counts nothing, and it is swept.
+# USING makes a row of each row that it joins, which costs more than the deletion.
 _TAKEN = (
     """, locked AS MATERIALIZED (
-    SELECT j.id, j.run_at, j.mutex_keys FROM chosen AS c CROSS JOIN LATERAL (
-        SELECT j.id, j.run_at, j.mutex_keys FROM {jobs} AS j
-        WHERE j.id = c.id AND coalesce(j.status, '') = 'pending'
-          AND j.run_at = c.run_at AND j.run_at <= statement_timestamp()
+    SELECT j.place, c.place AS found_at, j.id, j.run_at, j.mutex_keys FROM chosen AS c CROSS JOIN LATERAL (
+        SELECT j.ctid AS place, j.id, j.run_at, j.mutex_keys FROM {jobs} AS j
+        WHERE j.ctid = c.place AND coalesce(j.status, '') = 'pending' AND j.run_at <= statement_timestamp()
         FOR UPDATE SKIP LOCKED) AS j
+), wanted AS MATERIALIZED (
+    SELECT l.place, l.id, l.run_at, k.mutex_key
+    FROM locked AS l LEFT JOIN LATERAL unnest(l.mutex_keys) AS k(mutex_key) ON k.mutex_key IS NOT NULL
+    WHERE l.place = l.found_at
 ), acquired AS (
     INSERT INTO {mutexes} AS m (mutex_key, job_id, lock_token, held_until, created_at)
-    SELECT DISTINCT ON (k.mutex_key) k.mutex_key, l.id, :lock_token, NULL, statement_timestamp()
-    FROM locked AS l CROSS JOIN LATERAL unnest(l.mutex_keys) AS k(mutex_key)
-    WHERE k.mutex_key IS NOT NULL ORDER BY k.mutex_key, l.run_at, l.id
+    SELECT DISTINCT ON (w.mutex_key) w.mutex_key, w.id, :lock_token, NULL, statement_timestamp()
+    FROM wanted AS w WHERE w.mutex_key IS NOT NULL ORDER BY w.mutex_key, w.run_at, w.id
     ON CONFLICT (mutex_key) DO UPDATE
     SET job_id = excluded.job_id, lock_token = excluded.lock_token, held_until = NULL, created_at = excluded.created_at
     -- Immutable functions only here (Citus): the time comes along in the row.
     WHERE m.held_until <= excluded.created_at
-    RETURNING job_id
-), counted AS MATERIALIZED (
-    SELECT n.id, sum(n.lacks) AS lacks, count(*) - 1 AS got, max(n.run_at) AS run_at, max(n.mutex_keys) AS mutex_keys
-    FROM (
-        SELECT l.id, l.run_at, l.mutex_keys,
-               CASE WHEN array_ndims(l.mutex_keys) = 1 AND cardinality(l.mutex_keys) = 1
-                         AND l.mutex_keys[array_lower(l.mutex_keys, 1)] IS NOT NULL THEN 1
-                    ELSE (SELECT CAST(count(DISTINCT k.mutex_key) AS integer)
-                          FROM unnest(l.mutex_keys) AS k(mutex_key)) END AS lacks
-        FROM locked AS l
-        UNION ALL SELECT a.job_id, NULL, NULL, -1 FROM acquired AS a) AS n
-    GROUP BY n.id
+    RETURNING mutex_key, job_id
+), lacking AS MATERIALIZED (
+    SELECT DISTINCT d.id FROM (
+        SELECT w.mutex_key, w.id FROM wanted AS w
+        WHERE w.mutex_key IS NOT NULL AND (SELECT count(*) FROM acquired) < (SELECT count(mutex_key) FROM wanted)
+        EXCEPT SELECT a.mutex_key, a.job_id FROM acquired AS a) AS d
 ), started AS ("""
-    + SET_RUNNING.replace("ROWS", "id = ANY(ARRAY(SELECT id FROM counted WHERE lacks = 0))")
+    + SET_RUNNING.replace(
+        "ROWS", "ctid = ANY(ARRAY(SELECT w.place FROM wanted AS w WHERE w.id <> ALL(ARRAY(SELECT id FROM lacking))))"
+    )
     + """
 ), off AS (
     DELETE FROM {waits} WHERE ctid = ANY(ARRAY(
-        SELECT p.ctid FROM counted AS c CROSS JOIN LATERAL unnest(c.mutex_keys) AS k(mutex_key) CROSS JOIN LATERAL (
+        SELECT p.ctid FROM wanted AS c CROSS JOIN LATERAL (
             SELECT w.ctid FROM {waits} AS w
-            WHERE w.mutex_key = k.mutex_key AND w.run_at = c.run_at AND w.job_id = c.id LIMIT 1) AS p
-        WHERE c.lacks = 0))
+            WHERE w.mutex_key = c.mutex_key AND w.run_at = c.run_at AND w.job_id = c.id LIMIT 1) AS p
+        WHERE c.id <> ALL(ARRAY(SELECT id FROM lacking))))
 )"""
 )
 
@@ -105,7 +104,8 @@ SELECT """
        (SELECT CAST(p.payload AS text) FROM {payloads} AS p
         WHERE p.id = s.id AND octet_length(CAST(p.payload AS text)) <= :inline_bytes) AS payload_text,
        o.lost, o.short_names
-FROM (SELECT nullif(ARRAY(SELECT id FROM counted WHERE lacks > 0 AND got > 0), '{}') AS lost,
+FROM (SELECT nullif(ARRAY(SELECT DISTINCT a.job_id FROM acquired AS a
+                           WHERE a.job_id = ANY(ARRAY(SELECT id FROM lacking))), '{}') AS lost,
              nullif(SHORT, '{}') AS short_names) AS o
 LEFT JOIN started AS s ON true
 ORDER BY s.priority, s.run_at, s.id"""
@@ -125,7 +125,7 @@ _COLUMNS: Types = {**CLAIMED, "payload_text": TEXT, "lost": TEXTS, "short_names"
 CLAIM_IN_WINDOW = Statement(
     LANES.replace("KEYED", "NOT NULL")
     + """, found AS MATERIALIZED (
-    SELECT s.id, l.job_name, l.priority, s.run_at FROM lane AS l CROSS JOIN LATERAL ("""
+    SELECT s.place, s.id, l.job_name, l.priority, s.run_at FROM lane AS l CROSS JOIN LATERAL ("""
     + STARTABLE_IN_WINDOW
     + ") AS s)"
     + _CHOSEN
@@ -145,8 +145,8 @@ CLAIM_IN_WINDOW = Statement(
 CLAIM_HEADS = Statement(
     HEADS_OF_KEYS
     + """, found AS MATERIALIZED (
-    SELECT DISTINCT c.id, c.job_name, c.priority, c.run_at FROM head AS c WHERE """
-    + STARTABLE
+    SELECT DISTINCT c.place, c.id, c.job_name, c.priority, c.run_at FROM head AS c WHERE """
+    + STARTABLE_HEAD
     + ")"
     + _CHOSEN
     + _TAKEN

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from sqlane_sa.schema import Tables
 from sqlane_sa.statement import INT, SMALL, TEXT, TEXTS, Statement
-from sqlane_sa.store.candidates import HEAD, HEADS, STARTABLE, WALK
+from sqlane_sa.store.candidates import HEAD, HEADS, STARTABLE_HEAD, WALK
 
 HEADS_OF_KEYS = (
     "WITH head AS MATERIALIZED ("
@@ -25,7 +25,7 @@ FIND_FREE = Statement(
     + """
 )
 SELECT c.mutex_key, c.priority FROM head AS c WHERE """
-    + STARTABLE
+    + STARTABLE_HEAD
     + """
 UNION ALL
 SELECT l.mutex_key, NULL FROM line AS l WHERE l.place = :heads""",

@@ -22,9 +22,9 @@ GATE = 7
 def gated(monkeypatch: pytest.MonkeyPatch, engine: sa.Engine) -> None:
     """The claim in windows waits for an advisory lock when it has found its candidates, and before it locks them."""
     whole = module.CLAIM_IN_WINDOW
-    found = "chosen AS MATERIALIZED (\n    SELECT f.id, f.run_at FROM ("
+    found = "chosen AS MATERIALIZED (\n    SELECT f.place FROM ("
     assert found in whole.sql
-    gate = f"chosen AS MATERIALIZED (\n    SELECT f.id, f.run_at FROM (SELECT pg_advisory_xact_lock({GATE})) AS gate, ("
+    gate = f"chosen AS MATERIALIZED (\n    SELECT f.place FROM (SELECT pg_advisory_xact_lock({GATE})) AS gate, ("
     statement = Statement(whole.sql.replace(found, gate), whole.binds, whole.columns)
     monkeypatch.setattr(module, "CLAIM_IN_WINDOW", statement)
 
@@ -55,19 +55,18 @@ def test_a_job_that_moved_in_its_line_is_not_started_at_its_old_place(engine: sa
 
 
 @pytest.mark.usefixtures("gated")
-def test_a_job_that_was_handed_back_at_its_place_starts(engine: sa.Engine, queue: Queue) -> None:
-    (id,) = committed(engine, lambda conn: add_many(conn, queue, 1, mutex_keys=["k"]))
+def test_a_job_that_was_handed_back_at_its_place_is_left_for_the_next_claim(engine: sa.Engine, queue: Queue) -> None:
+    """It is pending and due, but not the row that was found: its keys are not taken, and the lock on it ends."""
+    id, other = committed(engine, lambda conn: [add(conn, queue, mutex_keys=[key]) for key in "kl"])
     with engine.connect() as one:
         shut(one)
         with rival(engine, lambda conn: claim_keyed(conn, queue, lock_token="late")) as result:
-            with engine.begin() as other:
-                store.release(other, queue.tables, job=claim(other, queue, id)[0], delay=None)
+            with engine.begin() as conn:
+                store.release(conn, queue.tables, job=claim(conn, queue, id)[0], delay=None)
             open_up(one)
-        assert ids_of(result.result()) == [id]
-        assert holds(one) == {"k": (id, False)}
-        store.complete(one, queue.tables, jobs=result.result())
-        following = add(one, queue, mutex_keys=["k"])
-        assert ids_of(claim_heads(one, queue, "k")) == [following], "the place that it left behind blocks nobody"
+        assert ids_of(result.result()) == [other]
+        assert holds(one) == {"l": (other, False)}
+        assert ids_of(claim_keyed(one, queue)) == [id]
 
 
 @pytest.mark.usefixtures("gated")
