@@ -7,6 +7,7 @@ under READ COMMITTED, and all times are the database's.
 from sqlane_sa.store.candidates import find_candidates, find_keyed_candidates, find_keyed_places
 from sqlane_sa.store.claim import DueJob, claim, claim_plain, pick_free
 from sqlane_sa.store.claim_keyed import KeyedClaim, claim_heads, claim_keyed
+from sqlane_sa.store.complete_keyed import complete_keyed
 from sqlane_sa.store.copying import copy_jobs
 from sqlane_sa.store.failure import FailResult, fail
 from sqlane_sa.store.finish import (
@@ -60,6 +61,7 @@ __all__ = [
     "claim_plain",
     "complete",
     "complete_and_claim",
+    "complete_keyed",
     "complete_unlocked",
     "copy_jobs",
     "delete_expired",

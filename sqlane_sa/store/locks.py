@@ -57,10 +57,12 @@ FROM """
     },
 )
 
+# LIMIT ALL keeps the probes from being pulled up into a join: planned while few keys are held, that one would compare
+# each job with each key, and the plan stays.
 _HELD = """
 ARRAY(SELECT m.mutex_key FROM unnest(CAST(:ids AS text[]), CAST(:tokens AS text[])) AS i(id, lock_token)
     CROSS JOIN LATERAL (
-        SELECT h.mutex_key FROM {mutexes} AS h WHERE h.job_id = i.id AND h.lock_token = i.lock_token) AS m
+        SELECT h.mutex_key FROM {mutexes} AS h WHERE h.job_id = i.id AND h.lock_token = i.lock_token LIMIT ALL) AS m
     ORDER BY m.mutex_key)"""
 
 # Locked by key first: a late finish of an old lock and its recovery may meet on the same two keys.
@@ -91,28 +93,35 @@ FIND_LOCKED = Statement(
     {"id": TEXT, "lock_token": TEXT},
 )
 
+# Somebody may wait for a freed key without knowing that it is free: wake like an enqueue, and only then.
+WAKING = """woken AS (
+    SELECT pg_notify(:channel, '')
+    WHERE EXISTS (SELECT FROM {sleepers} WHERE asleep_until > statement_timestamp())
+      AND EXISTS (SELECT FROM freed AS f CROSS JOIN LATERAL (
+                      SELECT FROM {waits} AS w WHERE w.mutex_key = f.mutex_key LIMIT 1) AS w)
+)"""
+
 # Locked in the order of the keys, and judged anew after a wait: what has been taken over since is left alone. With what
-# it then holds, the statement deletes. Somebody may wait for a freed key without knowing that it is free: wake like an
-# enqueue, and only then.
-FREEING = """
-held AS MATERIALIZED (
+# it then holds, the statement deletes.
+FREE = Statement(
+    """
+WITH held AS MATERIALIZED (
     SELECT h.mutex_key FROM (
         SELECT m.mutex_key, i.id, i.lock_token
         FROM unnest(CAST(:ids AS text[]), CAST(:tokens AS text[])) AS i(id, lock_token) CROSS JOIN LATERAL (
-            SELECT h.mutex_key FROM {mutexes} AS h WHERE h.job_id = i.id AND h.lock_token = i.lock_token) AS m
+            SELECT h.mutex_key FROM {mutexes} AS h
+            WHERE h.job_id = i.id AND h.lock_token = i.lock_token LIMIT ALL) AS m
         ORDER BY m.mutex_key) AS i
     CROSS JOIN LATERAL (
         SELECT h.mutex_key FROM {mutexes} AS h
         WHERE h.mutex_key = i.mutex_key AND h.job_id = i.id AND h.lock_token = i.lock_token FOR UPDATE) AS h
 ), freed AS (
     DELETE FROM {mutexes} WHERE mutex_key = ANY(ARRAY(SELECT mutex_key FROM held)) RETURNING mutex_key
-), woken AS (
-    SELECT pg_notify(:channel, '')
-    WHERE EXISTS (SELECT FROM {sleepers} WHERE asleep_until > statement_timestamp())
-      AND EXISTS (SELECT FROM freed AS f CROSS JOIN LATERAL (
-                      SELECT FROM {waits} AS w WHERE w.mutex_key = f.mutex_key LIMIT 1) AS w)
-)"""
-FREE = Statement("WITH" + FREEING + "\nSELECT FROM woken", PAIRS | {"channel": TEXT})
+), """
+    + WAKING
+    + "\nSELECT FROM woken",
+    PAIRS | {"channel": TEXT},
+)
 
 LINGER = Statement(
     """

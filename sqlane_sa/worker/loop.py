@@ -29,6 +29,7 @@ from sqlane_sa.worker.late import LateResults
 from sqlane_sa.worker.looks import Looks, Share
 from sqlane_sa.worker.outcomes import (
     Result,
+    complete_at_once,
     is_hopeless,
     is_locked,
     is_simple,
@@ -152,6 +153,7 @@ class Loop:
         timed_out = self._stuck.take(before)
         # Counted here: what the writer writes from now on may have enqueued something after this turn's looks.
         beside = self._written_beside()
+        self._keyed.lines.add(self._jobs.take_freed())
         self._seen_written += beside
         if finished or beside:
             self._looks.ended(before)
@@ -220,9 +222,13 @@ class Loop:
             with self._database.statement() as conn:
                 self._probe(conn)
             shares = self._shares()
+        began = time.monotonic()
+        # In a statement of their own, for it frees keys, and before the other: what that one claims has to start.
+        keyed = [result for result in results if result[0].mutex_keys]
+        self._late.add(complete_at_once(self._database, self._queue, keyed), began)
+        results = [result for result in results if not result[0].mutex_keys]
         if not (results or shares):
             return []
-        began = time.monotonic()
         with self._claims.followed(), self._database.statement() as conn:
             turn = self._claims.turn(conn, [job for job, _ in results], shares, self._looks.low_water_marks())
         if turn.skipped:

@@ -36,8 +36,22 @@ def results_to_write(finished: Sequence[Finished]) -> list[Result]:
 
 
 def is_simple(job: RunningJob, outcome: Outcome | None) -> bool:
-    """Whether it is the completion of a job without keys, which the statement that claims writes along."""
-    return type(outcome) is Completed and not job.claimed.mutex_keys
+    """Whether it is a completion, which one statement writes for many jobs."""
+    return type(outcome) is Completed
+
+
+def complete_at_once(database: Database, queue: Queue, results: Sequence[Result]) -> list[Result]:
+    """Write completions, those of jobs with and without keys in a statement each; the results that were passed over,
+    because their rows are locked or not ours any more."""
+    changed: set[str] = set()
+    for jobs, complete in (
+        ([job for job, _ in results if not job.mutex_keys], store.complete_unlocked),
+        ([job for job, _ in results if job.mutex_keys], store.complete_keyed),
+    ):
+        if jobs:
+            with database.statement() as conn:
+                changed.update(complete(conn, queue.tables, jobs=jobs))
+    return [result for result in results if result[0].id not in changed]
 
 
 def write(conn: Connection, queue: Queue, results: Sequence[Result]) -> list[str]:

@@ -122,6 +122,8 @@ class RunningJobs:
         self.left: deque[Finished] = deque()
         self.passed_over: deque[tuple[RunningJob, Outcome]] = deque()
         """What the writer leaves to the loop: results that are not its own, and those that it could not write."""
+        self.freed: deque[str] = deque()
+        """Keys of jobs that the writer has completed: the loop follows their lines."""
         self.written = 0
         """How many results the writer has written."""
         self.writer_ready = False
@@ -155,11 +157,8 @@ class RunningJobs:
         # Its traceback holds the frames of the handler with all their locals, and one of ours that holds the job:
         # together they would stay until the garbage collector comes, which counts objects and not their size.
         job.error = None
-        if job.claimed.mutex_keys:
-            self.left.append((job, outcome))
-        else:
-            self.finished.append((job, outcome))
-        if self.many_gathered and not job.claimed.mutex_keys:
+        self.finished.append((job, outcome))
+        if self.many_gathered:
             if self.writer_waits:
                 self.call_writer()
         elif self.waiting and (self.left or not self.gathering):
@@ -205,6 +204,9 @@ class RunningJobs:
 
     def take_passed_over(self) -> list[tuple[RunningJob, Outcome]]:
         return _taken(self.passed_over)
+
+    def take_freed(self) -> list[str]:
+        return _taken(self.freed)
 
     def take_timed_out(self) -> list[RunningJob]:
         return _taken(self.timed_out)

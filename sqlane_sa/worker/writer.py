@@ -6,18 +6,15 @@ while there is little to do, the loop writes everything itself, in the statement
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from sqlane_sa import store
 from sqlane_sa.queue import Queue
 from sqlane_sa.worker.database import Database
-from sqlane_sa.worker.outcomes import Result, is_hopeless, is_locked, is_simple, results_to_write
+from sqlane_sa.worker.outcomes import complete_at_once, is_hopeless, is_locked, is_simple, results_to_write
 from sqlane_sa.worker.running import RunningJobs
 
 
 class Writer:
-    """Takes results that have gathered, and leaves to the loop what is more than the completion of a job without keys:
-    other outcomes, and whatever could not be written."""
+    """Takes results that have gathered, and leaves to the loop what is more than a completion: other outcomes, and
+    whatever could not be written."""
 
     def __init__(self, database: Database, queue: Queue, jobs: RunningJobs) -> None:
         self._database = database
@@ -51,22 +48,15 @@ class Writer:
             jobs.left.extend(one for one in taken if not is_simple(*one))
         results = results_to_write(simple)
         try:
-            skipped = self._complete(results)
+            skipped = complete_at_once(self._database, self._queue, results)
         except BaseException as error:
             jobs.left.extend(simple)
             if not (is_hopeless(error) or is_locked(error)):
                 raise
         else:
-            jobs.passed_over.extend(one for one in results if one[0].id in skipped)
+            late = {job for job, _ in skipped}
+            jobs.passed_over.extend(skipped)
+            jobs.freed.extend(key for job, _ in simple if job not in late for key in job.mutex_keys or ())
             jobs.written += len(simple)  # before they are gone, for whoever sees that nothing is left
-            jobs.remove(one for one in simple if one[0].id not in skipped)
+            jobs.remove(one for one in simple if one[0] not in late)
         jobs.wake.set()
-
-    def _complete(self, results: Sequence[Result]) -> set[str]:
-        """The ids of those that were passed over."""
-        if not results:
-            return set()
-        jobs = [job for job, _ in results]
-        with self._database.statement() as conn:
-            changed = store.complete_unlocked(conn, self._queue.tables, jobs=jobs)
-        return {job.id for job in jobs}.difference(changed) if len(changed) < len(jobs) else set()

@@ -25,6 +25,7 @@ OFTEN: Mapping[str, Any] = {"max_stalls": 1000, "backoff": Backoff(base=0.01, ji
 OPERATIONS = (
     "complete_and_claim",
     "complete_unlocked",
+    "complete_keyed",
     "claim_keyed",
     "claim_heads",
     "complete",

@@ -92,7 +92,7 @@ def _work_along_lines(conn: sa.Connection, queue: Queue) -> None:
     assert "line" in store.find_free_lines(conn, tables, names=["n"]).keys
     claimed = store.claim_heads(conn, tables, keys=["line"], lock_token=new_id(), **terms)
     assert [job.id for job in claimed] == [second]
-    store.complete(conn, tables, jobs=claimed)
+    assert store.complete_keyed(conn, tables, jobs=claimed) == [second]
 
 
 def fall_asleep(conn: sa.Connection, queue: Queue) -> None:

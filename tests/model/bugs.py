@@ -56,6 +56,9 @@ TURN_COMPLETES = "= 'running' FOR UPDATE SKIP LOCKED"
 TURN_CLAIMS = "LIMIT l.max_rows FOR UPDATE SKIP LOCKED"
 DUE = " AND run_at <= statement_timestamp()"
 KEYED_CLAIMS = ("claim_keyed.CLAIM_IN_WINDOW", "claim_keyed.CLAIM_HEADS")
+KEYED_COMPLETION = "complete_keyed.COMPLETE_KEYED"
+BUSY = "m.held_until > statement_timestamp()) LIMIT "
+AHEAD = "(w.run_at, w.job_id) < (c.run_at, c.id) LIMIT "
 LANE_DUE = "AND j.run_at <= statement_timestamp()"
 
 
@@ -70,6 +73,7 @@ def waiting(*statements: str) -> Bug:
 BUGS: Mapping[str, Bug] = {
     # The fence
     "complete without the token": without(TOKEN, "finish.COMPLETE", by=OPERATIONS),
+    "complete keyed without the token": without(TOKEN, KEYED_COMPLETION, by=OPERATIONS),
     "renew without the token": without(TOKEN, "finish.RENEW", by=OPERATIONS),
     "mark timed out without the token": without(TOKEN, "finish.MARK_TIMED_OUT", by=OPERATIONS),
     "retry, release and fail without the token": Bug(
@@ -149,11 +153,9 @@ BUGS: Mapping[str, Bug] = {
     "sweep without the token": without(" AND j.lock_token = m.lock_token", "sweep.SWEEP_ORPHANS", by=HAND),
     "sweep without the status": without(RUNNING, "sweep.SWEEP_ORPHANS", by=HAND),
     "order of a key dropped": without(
-        "LIMIT 1) AS ahead", "candidates.WINDOWED", "candidates.WALKED", by=OPERATIONS, instead="LIMIT 0) AS ahead"
+        AHEAD + "1", "candidates.WINDOWED", "candidates.WALKED", by=OPERATIONS, instead=AHEAD + "0"
     ),
-    "order of a key dropped in the walk": without(
-        "LIMIT 1) AS ahead", "candidates.WALKED", by=OPERATIONS, instead="LIMIT 0) AS ahead"
-    ),
+    "order of a key dropped in the walk": without(AHEAD + "1", "candidates.WALKED", by=OPERATIONS, instead=AHEAD + "0"),
     "lines not left": without(
         "w.job_id = j.id", "claim.LEAVE_LINES", by=OPERATIONS, instead="w.job_id = j.id AND false"
     ),
@@ -161,7 +163,7 @@ BUGS: Mapping[str, Bug] = {
         "k.mutex_key IS NOT NULL", "finish.RETRY", "finish.RELEASE", "finish.STALL", by=OPERATIONS, instead="false"
     ),
     "order of a key dropped in the keyed claim": without(
-        "LIMIT 1) AS ahead", *KEYED_CLAIMS, by=OPERATIONS, instead="LIMIT 0) AS ahead"
+        AHEAD + "1", *KEYED_CLAIMS, by=OPERATIONS, instead=AHEAD + "0"
     ),
     "lines not left by the keyed claim": without(
         "w.job_id = c.id", *KEYED_CLAIMS, by=OPERATIONS, instead="w.job_id = c.id AND false"
@@ -172,7 +174,7 @@ BUGS: Mapping[str, Bug] = {
             edit
             for claim in KEYED_CLAIMS
             for edit in (
-                Edit(claim, "LIMIT 1) AS busy", "LIMIT 0) AS busy"),
+                Edit(claim, BUSY + "1", BUSY + "0"),
                 Edit(claim, "m.held_until <= excluded.created_at", "true"),
             )
         ),

@@ -54,7 +54,18 @@ def new_jobs(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-LATE = ("renew", "mark", "complete", "complete unlocked", "turn", "retry", "release", "linger", "fail")
+LATE = (
+    "renew",
+    "mark",
+    "complete",
+    "complete unlocked",
+    "complete keyed",
+    "turn",
+    "retry",
+    "release",
+    "linger",
+    "fail",
+)
 
 
 def late_write(lock: Lock, kind: str) -> Operation:
@@ -63,6 +74,7 @@ def late_write(lock: Lock, kind: str) -> Operation:
         "mark": op.mark([lock]),
         "complete": op.complete([lock]),
         "complete unlocked": op.complete_unlocked([lock]),
+        "complete keyed": op.complete_keyed([lock]),
         "turn": op.complete_and_claim([lock], [], "late", TICK),
         "retry": op.retry(lock, TICK, None),
         "release": op.release(lock, TICK, None),
@@ -156,6 +168,10 @@ class StoreMachine(Sequence):
     @rule(chosen=indexes, bare=st.booleans())
     def complete(self, chosen: list[int], bare: bool) -> None:
         self.step(op.complete(self.picked(chosen, bare)))
+
+    @rule(chosen=indexes)
+    def complete_keyed(self, chosen: list[int]) -> None:
+        self.step(op.complete_keyed(self.picked(chosen, bare=False)))
 
     @rule(chosen=indexes)
     def complete_unlocked(self, chosen: list[int]) -> None:

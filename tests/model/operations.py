@@ -188,6 +188,15 @@ def complete_unlocked(locks: Sequence[Lock]) -> Operation:
     )
 
 
+def complete_keyed(locks: Sequence[Lock]) -> Operation:
+    """Of jobs that know their keys."""
+    return Operation(
+        f"complete keyed {_names(locks)}",
+        lambda conn: sorted(store.complete_keyed(conn, TABLES, jobs=locks)),
+        lambda model, _: model.complete_keyed(locks),
+    )
+
+
 Places = Mapping[tuple[str, int], tuple[int, str]]
 """Of lanes (name, priority), the place (run_at, id) after which a claim begins."""
 

@@ -155,6 +155,13 @@ class Model(State):
             job.attempts += 1
         return sorted(job.id for job in held)
 
+    def complete_keyed(self, locks: Sequence[Lock]) -> list[str]:
+        """What is not ours any more keeps what it holds."""
+        completed = [lock for lock in locks if self.held(lock)]
+        self.complete_unlocked(completed)
+        self.free(completed)
+        return sorted({lock.id for lock in completed})
+
     def retry(self, lock: Lock, delay: float, error: dict[str, Any] | None) -> bool:
         job = self.held(lock)
         if job:

@@ -115,6 +115,7 @@ def writes(token: str) -> dict[str, Operation]:
         f"{token}: renew": op.renew([lock], 5 * TICK),
         f"{token}: mark": op.mark([lock]),
         f"{token}: complete": op.complete([lock]),
+        f"{token}: complete keyed": op.complete_keyed([lock._replace(mutex_keys=("k", "l"))]),
         f"{token}: retry": op.retry(lock, 0, {}),
         f"{token}: fail": fail(lock),
         f"{token}: release": op.release(lock, 0, None),

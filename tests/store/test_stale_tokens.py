@@ -1,6 +1,7 @@
 """The fence: a worker that lost its lease changes nothing of the job, whatever it still writes."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,9 @@ WRITES: dict[str, Write] = {
     "mark timed out": lambda conn, queue, job: store.mark_timed_out(conn, queue.tables, jobs=[job]),
     "complete": lambda conn, queue, job: store.complete(conn, queue.tables, jobs=[job]),
     "complete unlocked": lambda conn, queue, job: store.complete_unlocked(conn, queue.tables, jobs=[job]),
+    "complete keyed": lambda conn, queue, job: store.complete_keyed(
+        conn, queue.tables, jobs=[SimpleNamespace(id=job.id, lock_token=job.lock_token, mutex_keys=list("abkl"))]
+    ),
     "complete and claim": lambda conn, queue, job: not turn(conn, queue, job).skipped,
     "retry": lambda conn, queue, job: store.retry(conn, queue.tables, job=job, error={"a": 1}),
     "retry many": lambda conn, queue, job: store.retry_many(

@@ -182,6 +182,44 @@ def test_what_is_locked_or_lost_is_passed_over(queue: Queue, engine: sa.Engine, 
     assert sql("SELECT id FROM sqlane_jobs WHERE status = 'completed'") == [(done.id,)]
 
 
+@pytest.mark.usefixtures("few")
+def test_it_completes_jobs_with_keys_and_their_lines_go_on(
+    queue: Queue, engine: sa.Engine, work: Any, sql: Any
+) -> None:
+    order: dict[int, list[int]] = {}
+
+    @queue.job("keyed", mutex_keys=lambda payload: [f"k{payload % 50}"])
+    def keyed(payload: int) -> None:
+        order.setdefault(payload % 50, []).append(payload)
+
+    fill(engine, queue, "keyed", 1000)
+    worker = work()
+    wait_until(lambda: sql(STATUSES) == [("keyed", "completed", 1, 1000)])
+    assert worker._parts.jobs.written > 0
+    assert sql("SELECT count(*) FROM sqlane_mutexes") == [(0,)]
+    assert order == {key: list(range(key, 1000, 50)) for key in range(50)}
+
+
+def test_what_it_freed_is_for_the_loop_to_follow(queue: Queue, engine: sa.Engine, writer: Writer, sql: Any) -> None:
+    definition = queue.define("keyed").definition
+    with engine.begin() as conn:
+        queue.enqueue_many(conn, [queue.new("keyed", None, mutex_keys=[key]) for key in "abc"])
+        by: Any = {"names": ["keyed"], "limit": 9, "lock_token": "t", "locked_by": "w", "lease": 60}
+        jobs = [RunningJob(job, definition, 0.0, 60.0) for job in store.claim_keyed(conn, queue.tables, **by).jobs]
+    writer._jobs.add(*jobs)
+    done, locked, retried = jobs
+    for job in (done, locked):
+        writer._jobs.finish(job, Completed())
+    writer._jobs.finish(retried, Released(None))
+    with engine.begin() as rival:
+        rival.execute(sa.text("SELECT FROM sqlane_jobs WHERE id = :id FOR UPDATE"), {"id": locked.id}).close()
+        writer.write()
+    assert writer._jobs.take_freed() == list(done.mutex_keys)
+    assert [job for job, _ in writer._jobs.passed_over] == [locked]
+    assert [job for job, _ in writer._jobs.left] == [retried]
+    assert sorted(sql("SELECT mutex_key FROM sqlane_mutexes")) == [("b",), ("c",)]
+
+
 class _Taken(deque[Any]):
     """Of which another thread takes one between the look at its length and the taking."""
 
