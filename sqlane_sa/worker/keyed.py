@@ -14,8 +14,10 @@ from sqlane_sa.worker.database import Database
 from sqlane_sa.worker.lines import Lines
 from sqlane_sa.worker.outcomes import is_hopeless, is_locked
 
-SPARE_KEYS = 200
-"""Lines that are looked at beyond those needed: not each has somebody who can go on."""
+FIRST_SPARE, LAST_SPARE = 20, 1000
+"""Lines that are looked at beyond those needed: not each has somebody who can go on. Few at first, for of those that
+have, each costs a check of its head; then four times as many, for of those that have not, each costs next to nothing.
+"""
 WALK_PAUSE = 1.0
 """Seconds between two walks, while there are enough lines to follow without one."""
 
@@ -105,9 +107,11 @@ class KeyedClaims:
             ends += after_key is None
 
     def _follow(self, names: Collection[str], want: int, claimed: list[ClaimedJob]) -> None:
+        spare = FIRST_SPARE
         while self.lines and len(claimed) < want:
             limit = want - len(claimed)
-            keys = self.lines.take(limit + SPARE_KEYS)
+            keys = self.lines.take(limit + spare)
+            spare = min(4 * spare, LAST_SPARE)
             with self._claims.followed(), self._database.transaction() as conn:
                 found = store.claim_heads(
                     conn, self._queue.tables, keys=keys, names=names, limit=limit, **self._claims.terms()
