@@ -161,7 +161,7 @@ class RunningJobs:
         if self.many_gathered:
             if self.writer_waits:
                 self.call_writer()
-        elif self.waiting and (self.left or not self.gathering):
+        elif self.waiting and not self.gathering:
             self.call_loop()
 
     @property

@@ -10,6 +10,7 @@ import pytest
 
 from sqlane_sa import Queue
 from sqlane_sa.worker.descriptors import Canary
+from tests.support import wait_until
 
 
 @pytest.fixture
@@ -56,8 +57,11 @@ def test_a_worker_whose_thread_outlasts_its_stop_leaves_no_files(
     parts = worker._parts
     (sweeper,) = [service for service in parts.services if service.name == "sweeper"]
     monkeypatch.setattr(sweeper, "join", lambda timeout: False)
+    bells = [parts.jobs.wake, parts.listener._called]
+    wait_until(lambda: all(bell._pair for bell in bells))
+    pairs = [each for bell in bells for each in bell._pair]
     worker.stop()
-    assert parts.listener._stop_reader.fileno() == parts.listener._stop_writer.fileno() == -1
+    assert [each.fileno() for each in pairs] == [-1] * 4
     assert not parts._canary.alive
     parts._look()
     assert worker.failure is None

@@ -270,23 +270,19 @@ def test_a_job_enqueued_while_the_loop_looked_is_not_left_behind(
     assert sorted(sql(STATUSES)) == [("child", "completed", 1, 1), ("parent", "completed", 1, 1)]
 
 
-def finish(queue: Queue, jobs: RunningJobs, name: str, keys: list[str] | None = None) -> None:
+def finish(queue: Queue, jobs: RunningJobs, name: str) -> None:
     now = datetime.now(UTC)
-    claimed = ClaimedJob(name, "plain", 0, 5, 0, 3, keys, None, "t", now, 0.0, 0, now, "null")
+    claimed = ClaimedJob(name, "plain", 0, 5, 0, 3, None, None, "t", now, 0.0, 0, now, "null")
     jobs.finish(RunningJob(claimed, queue.define(name).definition, 0.0, 60.0), Completed())
 
 
 def test_the_loop_is_not_called_for_a_few_while_many_come(queue: Queue) -> None:
-    """But for what is its own, and for the first one as soon as they come slower."""
+    """But for the first one as soon as they come slower."""
     jobs = RunningJobs()
     jobs.waiting = jobs.gathering = jobs.writer_ready = True
     finish(queue, jobs, "for the writer")
     assert not jobs.wake.is_set() and not jobs.awaits_loop
-    finish(queue, jobs, "keyed", ["key"])
-    assert jobs.wake.is_set() and jobs.awaits_loop
-    assert len(jobs.take_left()) == 1
-    jobs.wake.clear()
-    jobs.waiting, jobs.gathering = True, False
+    jobs.gathering = False
     finish(queue, jobs, "slow")
     assert jobs.wake.is_set() and jobs.awaits_loop
     assert len(jobs.take_for_loop()) == 2
