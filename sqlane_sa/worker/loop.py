@@ -88,6 +88,7 @@ class Loop:
         self._busy = False
         self._seen_written = 0
         self._few_at = 0.0
+        self._again: list[Result] = []
         self.claiming = True
         self.idle = threading.Event()
         self.settled = threading.Event()
@@ -148,8 +149,8 @@ class Loop:
         self._recall()
         self._hand_back()
         before = time.monotonic()
-        self._late.add(self._jobs.take_passed_over(), before)
-        finished = self._take_finished(before)
+        self._again.clear()
+        finished = [*self._to_try_again(self._jobs.take_passed_over(), before), *self._take_finished(before)]
         timed_out = self._stuck.take(before)
         # Counted here: what the writer writes from now on may have enqueued something after this turn's looks.
         beside = self._written_beside()
@@ -225,7 +226,7 @@ class Loop:
         began = time.monotonic()
         # In a statement of their own, for it frees keys, and before the other: what that one claims has to start.
         keyed = [result for result in results if result[0].mutex_keys]
-        self._late.add(complete_at_once(self._database, self._queue, keyed), began)
+        self._again += self._to_try_again(complete_at_once(self._database, self._queue, keyed), began)
         results = [result for result in results if not result[0].mutex_keys]
         if not (results or shares):
             return []
@@ -233,7 +234,7 @@ class Loop:
             turn = self._claims.turn(conn, [job for job, _ in results], shares, self._looks.low_water_marks())
         if turn.skipped:
             skipped = set(turn.skipped)
-            self._late.add([result for result in results if result[0].id in skipped], began)
+            self._again += self._to_try_again([result for result in results if result[0].id in skipped], began)
         if shares:
             self._claimed(shares, turn.claimed, began, marked=True)
         return turn.claimed
@@ -291,6 +292,15 @@ class Loop:
         self._after_write(results)
         self._looks.again()
 
+    def _to_try_again(self, passed_over: Sequence[Result], now: float) -> list[Result]:
+        """Those to go with the next batch. A claim that began before this worker's own locks what it meets, finds that
+        it was started since, and lets go of it at its end. What is passed over a second time is written apart."""
+        self._late.add([result for result in passed_over if result[0].passed_over], now)
+        again = [result for result in passed_over if not result[0].passed_over]
+        for job, _ in again:
+            job.passed_over = True
+        return again
+
     def _write_late(self) -> None:
         """Whatever became of their leases, which nobody can renew on a locked row: the fences decide."""
         late = self._late.take(time.monotonic())
@@ -347,8 +357,10 @@ class Loop:
             self._looks.keyed_at = 0.0
 
     def _forget(self, finished: Sequence[Finished]) -> None:
-        if self._late:
-            finished = [one for one in finished if one[0] not in self._late]
+        if self._late or self._again:
+            again = {job for job, _ in self._again}
+            finished = [one for one in finished if one[0] not in self._late and one[0] not in again]
+            self._jobs.put_back(self._again, ())
         self._jobs.remove(finished)
         for job, _ in finished:
             if job.claimed.mutex_keys:

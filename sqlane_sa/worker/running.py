@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from sqlane_sa.values.definition import Definition
@@ -42,6 +42,7 @@ class RunningJob:
         "ended",
         "error",
         "lease_end",
+        "passed_over",
         "queued_at",
         "started_at",
         "task",
@@ -57,6 +58,8 @@ class RunningJob:
         self.ended = False
         self.completing = False
         """Whether the handler's own transaction is completing it: then it is neither running nor lost for a moment."""
+        self.passed_over = False
+        """Whether its result was tried to be written once, while its row was locked."""
         self.error: BaseException | None = None
         self.cancelled: str | None = None
         self.task: asyncio.Task[Any] | None = None
@@ -211,7 +214,7 @@ class RunningJobs:
     def take_timed_out(self) -> list[RunningJob]:
         return _taken(self.timed_out)
 
-    def put_back(self, finished: list[Finished], timed_out: list[RunningJob]) -> None:
+    def put_back(self, finished: Sequence[Finished], timed_out: Sequence[RunningJob]) -> None:
         """What could not be written waits for the next turn, in its old place."""
         self.finished.extendleft(reversed(finished))
         self.timed_out.extendleft(reversed(timed_out))

@@ -44,7 +44,7 @@ class Bounds(NamedTuple):
 DRAINS = {
     "def": Bounds(0.028, 0.07, 0.024, 1_200, 42, 8.5),
     "async": Bounds(0.028, 0.07, 0.024, 1_200, 42, 8.5),
-    "keyed": Bounds(0.034, 0.09, 0.024, 1_850, 90, 27),
+    "keyed": Bounds(0.034, 0.09, 0.024, 1_850, 75, 18),
     "transactional": Bounds(1.7, 4.6, 1.7, 1_200, 72, 10),
 }
 # Beside a history, future jobs and better priorities, none of them analysed.

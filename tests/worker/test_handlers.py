@@ -18,8 +18,9 @@ from sqlane_sa.values.outcome import Completed, Released
 from sqlane_sa.worker import execution, running
 from sqlane_sa.worker import handlers as module
 from sqlane_sa.worker.deadlines import UNLIMITED
+from sqlane_sa.worker.event_loop import EventLoop
 from sqlane_sa.worker.execution import Execution
-from sqlane_sa.worker.handlers import NO_OUTCOME_DELAY, EventLoop, Handlers
+from sqlane_sa.worker.handlers import NO_OUTCOME_DELAY, Handlers
 from sqlane_sa.worker.running import RunningJob, RunningJobs
 from sqlane_sa.worker.timer import LOOK_INTERVAL, Timer
 from tests.support import wait_until

@@ -16,6 +16,7 @@ from sqlalchemy.exc import DataError, OperationalError
 from sqlane_sa import JobContext, Queue, Snooze, Worker, store
 from sqlane_sa.values.job import ClaimedJob
 from sqlane_sa.values.outcome import Completed, Released
+from sqlane_sa.worker import loop as loop_module
 from sqlane_sa.worker import running
 from sqlane_sa.worker.database import Connector
 from sqlane_sa.worker.deadlines import UNLIMITED
@@ -313,3 +314,45 @@ def test_a_few_results_wait_ten_milliseconds_at_most(queue: Queue, engine: sa.En
     assert [take(100.011), take(100.012)] == [0, 1]  # there was room for a claim, too
     finish(queue, jobs, "last")
     assert [take(100.013), take(100.014, active=9)] == [0, 1]
+
+
+@pytest.mark.parametrize("many", [1, 1000])
+def test_a_row_that_was_locked_for_a_moment_goes_with_the_next_batch(
+    queue: Queue, engine: sa.Engine, work: Any, sql: Any, monkeypatch: pytest.MonkeyPatch, many: int
+) -> None:
+    """By the claim of another worker: nothing is written apart, in a transaction of its own, with or without writer."""
+    monkeypatch.setattr(running, "MANY", many)
+    apart: list[Any] = []
+    write_apart = loop_module.write_apart
+
+    def noted(database: Any, queue: Queue, results: Any) -> Any:
+        apart.append([job.id for job, _ in results])
+        return write_apart(database, queue, results)
+
+    monkeypatch.setattr(loop_module, "write_apart", noted)
+    locked, passed_over = threading.Event(), threading.Event()
+
+    @queue.job("plain")
+    def plain(payload: None) -> None:
+        assert locked.wait(20)
+
+    to_try_again = Loop._to_try_again
+
+    def note(loop: Loop, results: Any, now: float) -> Any:
+        if results:
+            passed_over.set()
+            assert let_go.wait(20)
+        return to_try_again(loop, results, now)
+
+    let_go = threading.Event()
+    monkeypatch.setattr(Loop, "_to_try_again", note)
+    fill(engine, queue, "plain", 1)
+    work()
+    wait_until(lambda: sql("SELECT status FROM sqlane_jobs") == [("running",)])
+    with engine.begin() as rival:
+        rival.execute(sa.text("SELECT FROM sqlane_jobs FOR UPDATE")).close()
+        locked.set()
+        assert passed_over.wait(20)
+    let_go.set()
+    wait_until(lambda: sql(STATUSES) == [("plain", "completed", 1, 1)])
+    assert apart == []
