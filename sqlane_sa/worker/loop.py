@@ -100,7 +100,7 @@ class Loop:
         now = time.monotonic()
         self._hear(now)
         looking = self._sleep.look_at <= now
-        if looking:
+        if self._sleep.take_look(now) or looking:
             self._looks.at_once()
         did = self.turn()
         found = self._started_at >= now
@@ -430,6 +430,7 @@ class Loop:
             self._hints.next_look(now),
             self._sleep.refresh_at,
             self._sleep.look_at,
+            self._sleep.next_look,
         )
 
     def _wait(self, seconds: float, file: int | None, *, full: bool) -> None:

@@ -14,6 +14,9 @@ from sqlane_sa.worker.stream import Stream
 DURATION = 60.0
 """Seconds that the word of a sleeping worker counts: one that was killed is notified no longer than that."""
 REFRESH = 20.0
+LOOKS = (0.02, 0.1, 1.0)
+"""Seconds after which a worker that has fallen asleep looks again: an enqueue that was on its way at that moment saw
+nobody to wake, and its commit may come after the first look."""
 
 
 class Sleep:
@@ -24,6 +27,7 @@ class Sleep:
         self._tables = tables
         self._worker_id = worker_id
         self._until = 0.0
+        self._looks: list[float] = []
         self.stream = Stream()
         self.wakeups = wakeups
         """Whether they are wanted, and arrive."""
@@ -45,6 +49,17 @@ class Sleep:
         """When to look without a wake-up, in monotonic seconds; infinite while nothing streams."""
         return self.stream.look_at if self.wakeups else math.inf
 
+    @property
+    def next_look(self) -> float:
+        """When to look for what was on its way, in monotonic seconds."""
+        return self._looks[0] if self._looks else math.inf
+
+    def take_look(self, now: float) -> bool:
+        """Whether such a look is due; it is used up."""
+        due = self.next_look <= now
+        self._looks = [at for at in self._looks if at > now]
+        return due
+
     def fall(self, conn: Connection) -> None:
         """Say that the worker waits."""
         store.fall_asleep(conn, self._tables, worker_id=self._worker_id, duration=DURATION)
@@ -53,6 +68,8 @@ class Sleep:
         """It is committed, and counts `since` then (monotonic seconds); whether it is news, and calls for a look."""
         news = self._until <= since
         self._until = since + DURATION
+        if news:
+            self._looks = [since + pause for pause in LOOKS]
         self.stream.end()
         return news
 

@@ -1,0 +1,35 @@
+"""Between an enqueue that sees nobody asleep, and a worker that falls asleep and sees no job."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import sqlalchemy as sa
+
+from sqlane_sa import Queue
+from sqlane_sa.worker.sleep import Sleep
+from tests.support import wait_until
+
+
+def test_a_commit_that_crosses_a_worker_falling_asleep_is_found(
+    queue: Queue, engine: sa.Engine, work: Any, sql: Any
+) -> None:
+    """Long before the next poll: the worker looks a few times more, and then no more."""
+    ran = threading.Event()
+    queue.job("late")(lambda payload: ran.set())
+    with engine.begin() as conn:
+        queue.enqueue(conn, "late")
+        work(poll_interval=3600, sweep_interval=3600)
+        wait_until(lambda: sql("SELECT count(*) FROM sqlane_sleepers") == [(1,)])
+    assert ran.wait(20)
+
+
+def test_the_looks_end(queue: Queue) -> None:
+    sleep = Sleep(queue.tables, "w", wakeups=True)
+    assert sleep.fallen(100.0)
+    assert [sleep.take_look(100.0 + after) for after in (0.01, 0.03, 0.05, 0.2, 0.5, 1.1, 90.0)] == [
+        *(False, True, False, True, False, True, False)
+    ]
+    sleep.fallen(110.0)
+    assert not sleep.take_look(1000.0)  # said again, as every 20 s
