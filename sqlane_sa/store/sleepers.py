@@ -2,7 +2,7 @@
 
 A worker writes that it waits, and only then looks for work a last time: an enqueue that committed before is found by
 the look, and one that starts after it sees the row and notifies. The race that is left (an enqueue that read no row,
-and commits after the look) costs one poll.
+and commits after the look) is lost until the worker looks again: a few times soon after, and then at the next poll.
 """
 
 from __future__ import annotations

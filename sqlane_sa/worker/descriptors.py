@@ -17,15 +17,18 @@ class Canary:
         # One end of a pipe: no other file is the same one, whatever gets its number.
         self._number, other = os.pipe()
         os.close(other)
+        self._closed = False
         self._known = self._found()
 
     @property
     def alive(self) -> bool:
-        """Whether its number still stands for it."""
-        return self._found() == self._known
+        """Whether its number still stands for it, or we have closed it ourselves."""
+        return self._closed or self._found() == self._known
 
     def close(self) -> None:
-        if self.alive:
+        # First the note: who looks in between must not take it for dead.
+        closed, self._closed = self._closed, True
+        if not closed and self._found() == self._known:
             os.close(self._number)
 
     def _found(self) -> tuple[int, int] | None:

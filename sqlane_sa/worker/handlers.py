@@ -67,8 +67,8 @@ class Handlers:
         where handlers end sooner than a thread can begin.
         """
         following = self._take_started()
-        if following is not None and not (self._hand_over(following) or self._spawn(following)):
-            self._put_back([following])
+        if following is not None:
+            self._start_in_thread(following)
 
     def _pass_on(self, job: RunningJob) -> RunningJob:
         """The same in the thread that is about to run `job`. What it is to run then: that one or, where a new thread
@@ -136,6 +136,10 @@ class Handlers:
         for _ in range(self._threads):
             self._inbox.put(None)
         self._event_loop.stop()
+
+    def _start_in_thread(self, job: RunningJob) -> None:
+        if not (self._hand_over(job) or self._spawn(job)):
+            self._put_back([job])
 
     def _hand_over(self, job: RunningJob) -> bool:
         """To a thread that has nothing to do."""
@@ -254,8 +258,8 @@ class Handlers:
             return
         if following.definition.is_async:
             self._create_tasks([following])  # this is the event loop's thread
-        elif not (self._hand_over(following) or self._spawn(following)):
-            self._put_back([following])
+        else:
+            self._start_in_thread(following)
 
     def _look_at_created(self) -> None:
         """A task that somebody cancelled before its first step has ended without having run.

@@ -1,13 +1,11 @@
 """The loop: writes what has finished and claims what can start, in one statement a turn where that is possible.
 
-While a turn is on its way the next results gather, and the writer takes them when they are many; there is no timer and
-no latency added. Jobs with mutex keys are claimed in a transaction of their own, because the first one may have freed
-keys (see `store.claim`).
+While a turn is on its way the next results gather, and the writer takes them when they are many. Jobs with mutex keys
+are claimed in a transaction of their own, because the first one may have freed keys (see `store.claim`).
 """
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Sequence
@@ -25,7 +23,6 @@ from sqlane_sa.worker.ear import Ear
 from sqlane_sa.worker.handlers import Handlers
 from sqlane_sa.worker.hints import Hints
 from sqlane_sa.worker.keyed import KeyedClaims
-from sqlane_sa.worker.late import LateResults
 from sqlane_sa.worker.looks import Looks, Share
 from sqlane_sa.worker.outcomes import (
     Result,
@@ -36,8 +33,8 @@ from sqlane_sa.worker.outcomes import (
     report,
     results_to_write,
     write,
-    write_apart,
 )
+from sqlane_sa.worker.results import GATHERING, Results
 from sqlane_sa.worker.running import MANY, Finished, RunningJob, RunningJobs
 from sqlane_sa.worker.sleep import Sleep
 from sqlane_sa.worker.stuck import StuckJobs
@@ -46,8 +43,6 @@ BUSY_CLAIM = 50
 """A claim of so many jobs means that the worker will look again by itself: enqueues need not notify."""
 MAX_UNWRITTEN = 2_000
 """Jobs that have ended and are not written yet, until fewer are claimed: a process that dies now runs them again."""
-GATHERING = 0.01
-"""Seconds that a few results may wait to become many, while many come."""
 HAND_BACK_AFTER = 1.0
 """Seconds that a claimed job may wait for a slot, before another worker gets it."""
 PROBE_AFTER = 0.002
@@ -76,7 +71,7 @@ class Loop:
         self._looks = Looks(names, poll_interval)
         self._claims = Claims(database, queue, worker_id=worker_id, lease=lease)
         self._keyed = KeyedClaims(database, queue, self._claims)
-        self._late = LateResults()
+        self._results = Results(database, queue, jobs)
         self._stuck = StuckJobs(database, queue.tables, jobs)
         self._capacity = Capacity(handlers.concurrency)
         self._lease = lease
@@ -86,9 +81,6 @@ class Loop:
         self._started_at = 0.0
         self._supposed = False
         self._busy = False
-        self._seen_written = 0
-        self._few_at = 0.0
-        self._again: list[Result] = []
         self.claiming = True
         self.idle = threading.Event()
         self.settled = threading.Event()
@@ -100,13 +92,13 @@ class Loop:
         now = time.monotonic()
         self._hear(now)
         looking = self._sleep.look_at <= now
-        if self._sleep.take_look(now) or looking:
+        if looking:
             self._looks.at_once()
         did = self.turn()
         found = self._started_at >= now
         if looking:
-            self._sleep.stream.looked(now, time.monotonic(), found)
-        if self._sleep.look_at < math.inf:
+            self._sleep.looked(now, time.monotonic(), found)
+        if self._sleep.streaming:
             self._looks.not_before(self._sleep.look_at)
         elif self._supposed and found:
             self._looks.not_before(time.monotonic() + PROBE_AFTER)
@@ -117,7 +109,7 @@ class Loop:
     def _hear(self, now: float) -> None:
         """Note what has arrived from those who enqueue. A worker that looks by itself is not meant."""
         wake_ups = self.ear.hear()
-        if wake_ups and self._sleep.look_at == math.inf:
+        if wake_ups and not self._sleep.streaming:
             self._sleep.stream.heard(wake_ups, now)
             self._hints.note()
 
@@ -149,13 +141,11 @@ class Loop:
         self._recall()
         self._hand_back()
         before = time.monotonic()
-        self._again.clear()
-        finished = [*self._to_try_again(self._jobs.take_passed_over(), before), *self._take_finished(before)]
+        finished = self._take_finished(before)
         timed_out = self._stuck.take(before)
         # Counted here: what the writer writes from now on may have enqueued something after this turn's looks.
-        beside = self._written_beside()
+        beside = self._results.count_written_beside()
         self._keyed.lines.add(self._jobs.take_freed())
-        self._seen_written += beside
         if finished or beside:
             self._looks.ended(before)
         try:
@@ -163,7 +153,7 @@ class Loop:
         except BaseException:
             self._jobs.put_back(finished, timed_out)
             raise
-        self._forget(finished)
+        self._free_lines(self._results.forget(finished))
         self._start(claimed)
         apart = self._claim_apart()
         self._start(apart)
@@ -178,19 +168,8 @@ class Loop:
         return bool(finished or claimed or apart or keyed)
 
     def _take_finished(self, now: float) -> list[Finished]:
-        """A few results, where many will be there for the writer in a moment, are not worth a statement of their own:
-        the next claim would have to wait for it."""
-        jobs = self._jobs
         many_come = self._handlers.active >= MANY and self._capacity.ends_within_a_turn(MANY)
-        jobs.gathering = many_come and jobs.writer_ready
-        if jobs.gathering and now < self._few_at and not (self._want() > 0 and self._looks.is_due(now)):
-            return jobs.take_left()
-        self._few_at = now + GATHERING
-        return jobs.take_for_loop()
-
-    def _written_beside(self) -> int:
-        """How many results the writer has written since the last turn began."""
-        return self._jobs.written - self._seen_written
+        return self._results.take(now, many_come=many_come, claiming=self._want() > 0 and self._looks.is_due(now))
 
     def _write_and_claim(self, finished: Sequence[Finished], timed_out: Sequence[RunningJob]) -> list[ClaimedJob]:
         results = results_to_write(finished)
@@ -207,6 +186,7 @@ class Loop:
         try:
             if timed_out or signing_off or not all(is_simple(*result) for result in results):
                 return self._in_transaction(results, timed_out, shares, probing=probing, signing_off=signing_off)
+            results = self._complete_keyed(results)
             return self._in_one_statement(results, shares, probing=probing)
         except Exception as error:
             self._go_apart(error, results, timed_out)
@@ -217,24 +197,28 @@ class Loop:
         needless = self._busy or self._sleep.stream.flows(now)
         return self.asleep and (needless or not (self.claiming and self._sleep.wakeups))
 
+    def _complete_keyed(self, results: Sequence[Result]) -> list[Result]:
+        """In a statement of their own, which frees keys; the results without keys, which are left. Before what claims:
+        nothing may fail after that."""
+        now = time.monotonic()
+        keyed = [result for result in results if result[0].mutex_keys]
+        self._results.passed_over(complete_at_once(self._database, self._queue, keyed), now)
+        return [result for result in results if not result[0].mutex_keys]
+
     def _in_one_statement(self, results: Sequence[Result], shares: list[Share], *, probing: bool) -> list[ClaimedJob]:
         """Nothing may fail after it: what it claimed has to start."""
         if probing:
             with self._database.statement() as conn:
                 self._probe(conn)
             shares = self._shares()
-        began = time.monotonic()
-        # In a statement of their own, for it frees keys, and before the other: what that one claims has to start.
-        keyed = [result for result in results if result[0].mutex_keys]
-        self._again += self._to_try_again(complete_at_once(self._database, self._queue, keyed), began)
-        results = [result for result in results if not result[0].mutex_keys]
         if not (results or shares):
             return []
+        began = time.monotonic()
         with self._claims.followed(), self._database.statement() as conn:
             turn = self._claims.turn(conn, [job for job, _ in results], shares, self._looks.low_water_marks())
         if turn.skipped:
             skipped = set(turn.skipped)
-            self._again += self._to_try_again([result for result in results if result[0].id in skipped], began)
+            self._results.passed_over([result for result in results if result[0].id in skipped], began)
         if shares:
             self._claimed(shares, turn.claimed, began, marked=True)
         return turn.claimed
@@ -287,28 +271,14 @@ class Loop:
         elif not ((results or timed_out) and is_locked(error)):
             raise error
         self._stuck.mark_apart(timed_out)
-        locked = write_apart(self._database, self._queue, results) if results else []
-        self._late.put(results, locked, time.monotonic())
+        self._results.write_apart(results)
         self._after_write(results)
         self._looks.again()
 
-    def _to_try_again(self, passed_over: Sequence[Result], now: float) -> list[Result]:
-        """Those to go with the next batch. A claim that began before this worker's own locks what it meets, finds that
-        it was started since, and lets go of it at its end. What is passed over a second time is written apart."""
-        self._late.add([result for result in passed_over if result[0].passed_over], now)
-        again = [result for result in passed_over if not result[0].passed_over]
-        for job, _ in again:
-            job.passed_over = True
-        return again
-
     def _write_late(self) -> None:
-        """Whatever became of their leases, which nobody can renew on a locked row: the fences decide."""
-        late = self._late.take(time.monotonic())
-        if late:
-            locked = write_apart(self._database, self._queue, late)
-            self._late.put(late, locked, time.monotonic())
-            self._forget(late)
-            self._after_write([result for result in late if result[0] not in self._late])
+        done = self._results.write_late()
+        self._free_lines(done)
+        self._after_write(done)
 
     def _claim_apart(self) -> list[ClaimedJob]:
         shares = self._looks.share(self._want()) if self._claims.apart else []
@@ -350,19 +320,14 @@ class Loop:
         """How many more jobs have ended and are not written yet than there may be."""
         return len(self._jobs) - MAX_UNWRITTEN
 
-    def _after_write(self, results: Sequence[Result]) -> None:
+    def _after_write(self, results: Sequence[Finished]) -> None:
         if any(not isinstance(outcome, Completed) for _, outcome in results):
             self._looks.probe_at = 0.0  # to learn when the retried and released ones are due
         if any(job.claimed.mutex_keys and not isinstance(outcome, Completed) for job, outcome in results):
             self._looks.keyed_at = 0.0
 
-    def _forget(self, finished: Sequence[Finished]) -> None:
-        if self._late or self._again:
-            again = {job for job, _ in self._again}
-            finished = [one for one in finished if one[0] not in self._late and one[0] not in again]
-            self._jobs.put_back(self._again, ())
-        self._jobs.remove(finished)
-        for job, _ in finished:
+    def _free_lines(self, done: Sequence[Finished]) -> None:
+        for job, _ in done:
             if job.claimed.mutex_keys:
                 self._keyed.lines.add(job.claimed.mutex_keys)
 
@@ -400,9 +365,9 @@ class Loop:
             self._looks.at_once()
             return
         if free and self._looks.probe_at > now and not len(self._jobs):
-            if not self._written_beside() and self._looks.saw_the_end(now):
+            if not self._results.written_beside and self._looks.saw_the_end(now):
                 self.idle.set()
-            elif self._sleep.look_at == math.inf:
+            elif not self._sleep.streaming:
                 self._looks.at_once()
                 return
         full = self.claiming and not free
@@ -419,18 +384,17 @@ class Loop:
 
     def _heeds_wake_ups(self, now: float) -> bool:
         """Whether one that comes now is followed now: the others are heard at the next look."""
-        return self._sleep.look_at == math.inf and self._hints.closed_until <= now
+        return not self._sleep.streaming and self._hints.closed_until <= now
 
     def _next_look(self, now: float) -> float:
         if not self.claiming or self._want() <= 0:
-            return min(now + HAND_BACK_AFTER, self._late.at)
+            return min(now + HAND_BACK_AFTER, self._results.late_at)
         return min(
             self._looks.next(now),
-            self._late.at,
+            self._results.late_at,
             self._hints.next_look(now),
             self._sleep.refresh_at,
             self._sleep.look_at,
-            self._sleep.next_look,
         )
 
     def _wait(self, seconds: float, file: int | None, *, full: bool) -> None:

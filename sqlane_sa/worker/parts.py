@@ -15,7 +15,7 @@ from sqlane_sa.queue import Queue
 from sqlane_sa.sqlstate import is_unreachable
 from sqlane_sa.values.errors import SqlaneError
 from sqlane_sa.values.outcome import Released
-from sqlane_sa.worker.database import Connector
+from sqlane_sa.worker.database import Connector, Database
 from sqlane_sa.worker.deadlines import Deadlines, deadline_for
 from sqlane_sa.worker.descriptors import Canary
 from sqlane_sa.worker.driver import can_listen
@@ -52,7 +52,6 @@ class Parts:
         self._ended: dict[str, bool] = {}
         self._starter: Service | None = None
         self._canary = Canary()
-        self._blind = False
         self._deadlines = deadlines = Deadlines(deadline_for(options.lease))
         self._connector = connector = Connector(engine, deadlines)
         self._handler_engine = HandlerEngine(engine, connector, options.concurrency)
@@ -99,16 +98,22 @@ class Parts:
             if wakeups
             else None
         )
-        self.services = [
-            Service("deadlines", deadlines.run_once, _nothing, give_up),
-            Service("timer", self._look, _nothing, give_up),
-            Service("heartbeat", self.heartbeat.run_once, databases[0].close, give_up),
-            Service("sweeper", self.sweeper.run_once, databases[2].close, give_up),
-            Service("writer", self.writer.run_once, databases[3].close, give_up),
-            Service("loop", self.loop.run_once, databases[1].close, give_up, lambda: databases[1].committed),
+        self.services = self._make_services(*databases)
+
+    def _make_services(self, heartbeat: Database, loop: Database, sweeper: Database, writer: Database) -> list[Service]:
+        """The threads, each with the connection that it closes after an error, in the order in which they start."""
+        give_up = self._give_up
+        services = [
+            Service("deadlines", self._deadlines.run_once, _nothing, give_up),
+            Service("timer", self._run_timer, _nothing, give_up),
+            Service("heartbeat", self.heartbeat.run_once, heartbeat.close, give_up),
+            Service("sweeper", self.sweeper.run_once, sweeper.close, give_up),
+            Service("writer", self.writer.run_once, writer.close, give_up),
+            Service("loop", self.loop.run_once, loop.close, give_up, lambda: loop.committed),
         ]
         if self.listener:
-            self.services.insert(1, Service("listener", self.listener.run_once, self.listener.close, give_up))
+            services.insert(1, Service("listener", self.listener.run_once, self.listener.close, give_up))
+        return services
 
     def start(self) -> None:
         with self._lock:
@@ -158,10 +163,9 @@ class Parts:
         self._stop_services()
         self.handlers.stop()
 
-    def _look(self) -> float:
-        # In this order: it may be closed between, by a shutdown that waits for this thread no longer.
-        if not self._canary.alive and not self._blind:
-            self._blind = True
+    def _run_timer(self) -> float:
+        if not self._canary.alive:
+            self._canary.close()  # once is enough
             self._give_up("something in this process has closed all its open files")
         return self.timer.run_once()
 
@@ -202,7 +206,6 @@ class Parts:
             self.listener.release()
         self._handler_engine.dispose()
         self._connector.close()
-        self._blind = True
         self._canary.close()
 
 

@@ -45,20 +45,20 @@ class Sleep:
         return self._until - DURATION + REFRESH if self.asleep else self.stream.ends_at
 
     @property
-    def look_at(self) -> float:
-        """When to look without a wake-up, in monotonic seconds; infinite while nothing streams."""
-        return self.stream.look_at if self.wakeups else math.inf
+    def streaming(self) -> bool:
+        """Whether jobs keep coming, and the worker looks by itself instead of being woken."""
+        return self.wakeups and self.stream.look_at < math.inf
 
     @property
-    def next_look(self) -> float:
-        """When to look for what was on its way, in monotonic seconds."""
-        return self._looks[0] if self._looks else math.inf
+    def look_at(self) -> float:
+        """When to look without a wake-up, in monotonic seconds; infinite when there is no need."""
+        return min(self._looks[0] if self._looks else math.inf, self.stream.look_at if self.wakeups else math.inf)
 
-    def take_look(self, now: float) -> bool:
-        """Whether such a look is due; it is used up."""
-        due = self.next_look <= now
-        self._looks = [at for at in self._looks if at > now]
-        return due
+    def looked(self, began: float, now: float, found: bool) -> None:
+        """A look that was due is done; whether jobs were started."""
+        self._looks = [at for at in self._looks if at > began]
+        if self.streaming:
+            self.stream.looked(began, now, found)
 
     def fall(self, conn: Connection) -> None:
         """Say that the worker waits."""
@@ -76,6 +76,7 @@ class Sleep:
     def awake(self, conn: Connection) -> None:
         store.awake(conn, self._tables, worker_id=self._worker_id)
         self._until = 0.0
+        self._looks = []
         now = time.monotonic()
         if self.stream.flows(now):
             self.stream.begin(now)

@@ -33,8 +33,16 @@ def test_it_lives_while_it_is_open(canary: Canary) -> None:
 
 
 def test_it_is_dead_when_it_is_closed(canary: Canary) -> None:
-    canary.close()
+    os.close(canary._number)
     assert not canary.alive
+
+
+def test_its_own_end_is_no_alarm(canary: Canary) -> None:
+    canary.close()
+    assert canary.alive
+    with pytest.raises(OSError):
+        os.fstat(canary._number)
+    canary.close()
 
 
 def test_it_is_dead_when_its_number_is_another_files(canary: Canary) -> None:
@@ -62,6 +70,7 @@ def test_a_worker_whose_thread_outlasts_its_stop_leaves_no_files(
     pairs = [each for bell in bells for each in bell._pair]
     worker.stop()
     assert [each.fileno() for each in pairs] == [-1] * 4
-    assert not parts._canary.alive
-    parts._look()
+    with pytest.raises(OSError):
+        os.fstat(parts._canary._number)
+    parts._run_timer()
     assert worker.failure is None

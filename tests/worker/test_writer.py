@@ -5,22 +5,21 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Iterator
-from datetime import UTC, datetime
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DataError, OperationalError
 
-from sqlane_sa import JobContext, Queue, Snooze, Worker, store
+from sqlane_sa import JobContext, Queue, Snooze, store
 from sqlane_sa.values.job import ClaimedJob
 from sqlane_sa.values.outcome import Completed, Released
-from sqlane_sa.worker import loop as loop_module
+from sqlane_sa.worker import results as results_module
 from sqlane_sa.worker import running
 from sqlane_sa.worker.database import Connector
 from sqlane_sa.worker.deadlines import UNLIMITED
 from sqlane_sa.worker.loop import Loop
+from sqlane_sa.worker.results import Results
 from sqlane_sa.worker.running import LEASE_LOST, RunningJob, RunningJobs
 from sqlane_sa.worker.writer import Writer
 from tests.support import wait_until
@@ -271,51 +270,6 @@ def test_a_job_enqueued_while_the_loop_looked_is_not_left_behind(
     assert sorted(sql(STATUSES)) == [("child", "completed", 1, 1), ("parent", "completed", 1, 1)]
 
 
-def finish(queue: Queue, jobs: RunningJobs, name: str) -> None:
-    now = datetime.now(UTC)
-    claimed = ClaimedJob(name, "plain", 0, 5, 0, 3, None, None, "t", now, 0.0, 0, now, "null")
-    jobs.finish(RunningJob(claimed, queue.define(name).definition, 0.0, 60.0), Completed())
-
-
-def test_the_loop_is_not_called_for_a_few_while_many_come(queue: Queue) -> None:
-    """But for the first one as soon as they come slower."""
-    jobs = RunningJobs()
-    jobs.waiting = jobs.gathering = jobs.writer_ready = True
-    finish(queue, jobs, "for the writer")
-    assert not jobs.wake.is_set() and not jobs.awaits_loop
-    jobs.gathering = False
-    finish(queue, jobs, "slow")
-    assert jobs.wake.is_set() and jobs.awaits_loop
-    assert len(jobs.take_for_loop()) == 2
-
-
-def test_a_few_results_wait_ten_milliseconds_at_most(queue: Queue, engine: sa.Engine) -> None:
-    """They are the loop's when it claims anyway, and when the many have not come."""
-    queue.job("plain")(lambda payload: None)
-    worker = Worker(engine, queue)
-    worker.start()
-    loop = worker._parts.loop
-    worker.stop()
-    jobs = loop._jobs
-    room = iter([0, 0, 0, 1, 0, 0])
-
-    def take(now: float, active: int = 500) -> int:
-        loop._handlers = SimpleNamespace(active=active)
-        loop._want = lambda: next(room)  # type: ignore[method-assign]
-        return len(loop._take_finished(now))
-
-    loop._capacity._ahead, loop._few_at = 1000.0, 0.0
-    jobs.writer_ready, loop._looks.is_due = True, lambda now: True  # type: ignore[method-assign]
-    finish(queue, jobs, "first")
-    assert take(100.0) == 1  # for a start
-    finish(queue, jobs, "second")
-    assert [take(100.001), take(100.009), take(100.01)] == [0, 0, 1]
-    finish(queue, jobs, "third")
-    assert [take(100.011), take(100.012)] == [0, 1]  # there was room for a claim, too
-    finish(queue, jobs, "last")
-    assert [take(100.013), take(100.014, active=9)] == [0, 1]
-
-
 @pytest.mark.parametrize("many", [1, 1000])
 def test_a_row_that_was_locked_for_a_moment_goes_with_the_next_batch(
     queue: Queue, engine: sa.Engine, work: Any, sql: Any, monkeypatch: pytest.MonkeyPatch, many: int
@@ -323,29 +277,29 @@ def test_a_row_that_was_locked_for_a_moment_goes_with_the_next_batch(
     """By the claim of another worker: nothing is written apart, in a transaction of its own, with or without writer."""
     monkeypatch.setattr(running, "MANY", many)
     apart: list[Any] = []
-    write_apart = loop_module.write_apart
+    write_apart = results_module.write_apart
 
     def noted(database: Any, queue: Queue, results: Any) -> Any:
         apart.append([job.id for job, _ in results])
         return write_apart(database, queue, results)
 
-    monkeypatch.setattr(loop_module, "write_apart", noted)
+    monkeypatch.setattr(results_module, "write_apart", noted)
     locked, passed_over = threading.Event(), threading.Event()
 
     @queue.job("plain")
     def plain(payload: None) -> None:
         assert locked.wait(20)
 
-    to_try_again = Loop._to_try_again
+    first_tries = Results._first_tries
 
-    def note(loop: Loop, results: Any, now: float) -> Any:
+    def note(self: Results, results: Any, now: float) -> Any:
         if results:
             passed_over.set()
             assert let_go.wait(20)
-        return to_try_again(loop, results, now)
+        return first_tries(self, results, now)
 
     let_go = threading.Event()
-    monkeypatch.setattr(Loop, "_to_try_again", note)
+    monkeypatch.setattr(Results, "_first_tries", note)
     fill(engine, queue, "plain", 1)
     work()
     wait_until(lambda: sql("SELECT status FROM sqlane_jobs") == [("running",)])
