@@ -30,6 +30,11 @@ class Capacity:
         # Up at once, down by halves: one short turn is no sign that the handlers have slowed down.
         self._ahead = soon if soon > self._ahead else (self._ahead + soon) / 2
 
+    def handed_back(self) -> None:
+        """What was claimed ahead found no slots: until jobs end fast again, claims are for free slots alone. Else they
+        would bring the same jobs back at once."""
+        self._ahead = 0.0
+
     @property
     def refill_at(self) -> int:
         """So many jobs that run or wait here, or fewer, call for the next claim: refilled by halves, so that claims are

@@ -352,6 +352,7 @@ class Loop:
         """Jobs that wait for a slot longer than expected belong to whoever has one. They keep their time."""
         oldest = self._handlers.oldest_waiting
         if oldest is not None and (not self.claiming or time.monotonic() - oldest > HAND_BACK_AFTER):
+            self._capacity.handed_back()
             for job in self._handlers.take_waiting():
                 self._jobs.finish(job, Released(None))
 

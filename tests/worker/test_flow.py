@@ -14,6 +14,7 @@ from sqlane_sa import Job, Queue
 from sqlane_sa.store import Lane
 from sqlane_sa.worker.capacity import MAX_AHEAD, Capacity
 from sqlane_sa.worker.lanes import MAX_SUPPOSED, Lanes
+from sqlane_sa.worker.loop import Loop
 from tests.support import wait_until
 
 Read = Callable[[str], Job]
@@ -79,10 +80,19 @@ def test_long_jobs_are_not_hoarded(queue: Queue, work: Any, engine: sa.Engine, s
 
 
 def test_a_job_that_waits_for_a_slot_is_handed_back(
-    queue: Queue, work: Any, enqueue: Any, engine: sa.Engine, sql: Any
+    queue: Queue, work: Any, engine: sa.Engine, sql: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Claimed in a stream of quick jobs and then stuck behind slow ones: it keeps its time and uses no attempt."""
+    """Claimed in a stream of quick jobs and then stuck behind slow ones: it keeps its time and uses no attempt; and the
+    worker does not claim it again."""
     go, gate = threading.Event(), threading.Event()
+    turns: list[bool] = []
+    turn = Loop.turn
+
+    def counted(loop: Loop) -> bool:
+        turns.append(turn(loop))
+        return turns[-1]
+
+    monkeypatch.setattr(Loop, "turn", counted)
 
     @queue.job("mixed")
     def mixed(payload: int) -> None:
@@ -96,6 +106,10 @@ def test_a_job_that_waits_for_a_slot_is_handed_back(
     work(concurrency=2)
     assert gate.wait(30)
     wait_until(lambda: sql("SELECT count(*) FROM sqlane_jobs WHERE status = 'running'") == [(2,)])
+    # In turns after that it would claim again.
+    turns.clear()
+    wait_until(lambda: len(turns) > 3)
+    assert not any(turns[1:])
     back = sql("SELECT id, run_at, attempts, stalls FROM sqlane_jobs WHERE status = 'pending'")
     assert len(back) == 298
     assert all((row.run_at, row.attempts, row.stalls) == (before[row.id], 0, 0) for row in back)
@@ -135,6 +149,14 @@ def test_capacity_follows_the_rate_at_which_jobs_end() -> None:
     for turn in range(20):
         capacity.measure(410, 0.041 + turn, 0.02)
     assert capacity.want(10) == 0
+
+
+def test_after_a_hand_back_nothing_is_claimed_ahead() -> None:
+    capacity = Capacity(10)
+    capacity.measure(100, 0.001, 0.02)
+    assert capacity.want(10) > 0
+    capacity.handed_back()
+    assert (capacity.want(10), capacity.want(9)) == (0, 1)
 
 
 def test_hour_long_jobs_are_not_claimed_ahead() -> None:

@@ -16,6 +16,7 @@ from sqlane_sa.values.job import ClaimedJob
 from sqlane_sa.values.outcome import Completed, Released
 from sqlane_sa.worker import results as results_module
 from sqlane_sa.worker import running
+from sqlane_sa.worker.capacity import MAX_AHEAD
 from sqlane_sa.worker.database import Connector
 from sqlane_sa.worker.deadlines import UNLIMITED
 from sqlane_sa.worker.loop import Loop
@@ -138,7 +139,8 @@ def test_claims_go_on_while_it_writes(
     wait_until(lambda: len(done) >= 2000)
     go_on.set()
     wait_until(lambda: sql(STATUSES) == [("plain", "completed", 1, 6000)])
-    assert [n for n in asleep if 0 < n < 6000] == []
+    # Once there is nothing more to claim, it may.
+    assert [n for n in asleep if 0 < n < 6000 - MAX_AHEAD - 10] == []
 
 
 @pytest.fixture
