@@ -13,8 +13,9 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from sqlane_sa.schema import Tables
-from sqlane_sa.statement import BIG, BIGS, TEXT, TEXTS, Statement, Types
+from sqlane_sa.statement import BIG, BIGS, INT, TEXT, TEXTS, Statement, Types
 from sqlane_sa.store.locks import PAIRS, RUNNING, Locked, free_keys, linger_keys, lock_holds, lock_running, pairs
+from sqlane_sa.store.tuning import IDLE_LIMIT, idle_ms
 from sqlane_sa.values.duration import seconds, to_ms
 from sqlane_sa.values.failure import error_json
 
@@ -81,6 +82,9 @@ locked AS MATERIALIZED (
 )
 
 COMPLETE = Statement("WITH" + COMPLETING + "\nSELECT id FROM completed", PAIRS, {"id": TEXT})
+COMPLETE_AND_END = Statement(
+    "WITH" + COMPLETING + "\nSELECT id, " + IDLE_LIMIT + " FROM completed", PAIRS | {"idle_ms": INT}, {"id": TEXT}
+)
 
 # Back in the line of its keys, at its new time.
 _PENDING_AGAIN = (
@@ -166,11 +170,20 @@ def mark_timed_out(conn: Connection, /, tables: Tables, *, jobs: Sequence[Locked
     return list(conn.execute(MARK_TIMED_OUT.on(tables), pairs(jobs)).scalars()) if jobs else []
 
 
-def complete(conn: Connection, /, tables: Tables, *, jobs: Sequence[Locked]) -> list[str]:
-    """Complete running jobs, one attempt more, payloads deleted, kept for their retention. The ids changed."""
+def complete(
+    conn: Connection, /, tables: Tables, *, jobs: Sequence[Locked], idle_limit: float | None = None
+) -> list[str]:
+    """Complete running jobs, one attempt more, payloads deleted, kept for their retention. The ids changed.
+
+    With an `idle_limit`, in seconds, the server ends a session that lets the transaction wait for longer from now on.
+    """
     if not jobs:
         return []
-    changed = complete_unlocked(conn, tables, jobs=jobs)
+    if idle_limit is None:
+        changed = complete_unlocked(conn, tables, jobs=jobs)
+    else:
+        parameters = {**pairs(jobs), "idle_ms": idle_ms(idle_limit)}
+        changed = [row[0] for row in conn.execute(COMPLETE_AND_END.on(tables), parameters).all()]
     if len(changed) < len(jobs):
         # Locked by somebody, or lost. The wait ends before the statement that takes the times.
         held = lock_running(conn, tables, [job for job in jobs if job.id not in set(changed)])

@@ -17,7 +17,15 @@ from sqlalchemy.pool import NullPool, Pool
 
 from sqlane_sa import store
 from sqlane_sa.worker.deadlines import Deadlines, own_number
-from sqlane_sa.worker.driver import Session, connect_options, is_pooled, prepare_at_once, session_of, stop_preparing
+from sqlane_sa.worker.driver import (
+    Session,
+    connect_options,
+    is_pooled,
+    keep_alive,
+    prepare_at_once,
+    session_of,
+    stop_preparing,
+)
 from sqlane_sa.worker.service import first_line
 
 log = logging.getLogger("sqlane_sa.worker")
@@ -103,6 +111,8 @@ class Connector:
         if pooled:
             stop_preparing(connection)
             self._warn()
+        elif pooled is False:
+            keep_alive(connection)
         return connection
 
     def _warn(self) -> None:
@@ -171,7 +181,7 @@ class Database:
             self._set_level(conn, "READ COMMITTED")
             with conn.begin():
                 if not self._direct(conn):
-                    store.pin_plans(conn)
+                    store.pin_plans(conn, idle_limit=self._deadlines.idle_limit)
                 yield conn
 
     @contextmanager
@@ -185,7 +195,7 @@ class Database:
                 conn.commit()  # nothing to the server, and the end of what SQLAlchemy takes for a transaction
             else:
                 with conn.begin():
-                    store.pin_plans(conn)
+                    store.pin_plans(conn, idle_limit=self._deadlines.idle_limit)
                     yield conn
 
     @contextmanager
@@ -223,7 +233,7 @@ class Database:
         if self._direct(conn):
             prepare_at_once(conn.connection.driver_connection)
             with conn.begin():
-                store.pin_session(conn)
+                store.pin_session(conn, idle_limit=self._deadlines.idle_limit)
         return conn
 
     def close(self) -> None:

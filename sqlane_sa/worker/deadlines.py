@@ -25,6 +25,7 @@ log = logging.getLogger("sqlane_sa.worker")
 
 SHORTEST = 5.0
 LONGEST = 30.0
+SHORTEST_IDLE = 1.0
 STARVED = 0.5
 READING = 1.0
 """Seconds for this process to read what has arrived."""
@@ -34,6 +35,12 @@ def deadline_for(lease: float) -> float:
     """Seconds for one call: a third of the lease, so that a renewal that hangs can be tried again in time; but not so
     few that a busy server looks like a dead one."""
     return min(max(lease / 3, SHORTEST), LONGEST)
+
+
+def idle_limit_for(lease: float) -> float:
+    """Seconds for which the server waits for the next statement of a transaction: what a process that stands still has
+    locked is free when its leases end, or before."""
+    return min(max(lease, SHORTEST_IDLE), LONGEST)
 
 
 class Call:
@@ -112,10 +119,14 @@ class Limit:
 
 
 class Deadlines:
-    """Watches the calls of a worker; one thread for all of them runs `run_once`. Infinite seconds: no limit at all."""
+    """Watches the calls of a worker; one thread for all of them runs `run_once`. Infinite seconds: no limit at all.
 
-    def __init__(self, seconds: float) -> None:
+    `idle_limit`: seconds for which the server waits for this process within a transaction; None: as it is set there.
+    """
+
+    def __init__(self, seconds: float, *, idle_limit: float | None = None) -> None:
         self.seconds = seconds
+        self.idle_limit = idle_limit
         self._calls: set[Call] = set()
         self._lock = threading.Lock()
         self._here = threading.local()

@@ -107,6 +107,17 @@ def is_pooled(driver_connection: Any) -> bool | None:
     return bool(pid != driver_connection.info.backend_pid)
 
 
+def keep_alive(driver_connection: Any) -> None:
+    """Let the server look, too, whether this end is there: with its own defaults a machine that lost its power keeps
+    its locks for two hours. On a session of our own, outside a transaction."""
+    driver_connection.execute(
+        f"SELECT set_config('tcp_keepalives_idle', '{KEEPALIVE_IDLE}', false),"
+        f" set_config('tcp_keepalives_interval', '{KEEPALIVE_INTERVAL}', false),"
+        f" set_config('tcp_keepalives_count', '{KEEPALIVE_COUNT}', false)"
+    )
+    driver_connection.commit()
+
+
 def prepare_at_once(driver_connection: Any) -> None:
     """For a session that runs a few statements for ever: each is planned once, and not six times."""
     if hasattr(driver_connection, "prepare_threshold"):

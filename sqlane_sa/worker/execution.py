@@ -145,7 +145,9 @@ class Execution:
                 raise JobTimeoutError(job.definition.timeout or 0.0)
             job.completing = True
             ending.enter_context(self._deadlines.limit(conn))  # until the commit is answered
-            if job.cancelled == LEASE_LOST or not store.complete(conn, self._queue.tables, jobs=[job]):
+            if job.cancelled == LEASE_LOST or not store.complete(
+                conn, self._queue.tables, jobs=[job], idle_limit=self._deadlines.idle_limit
+            ):
                 raise LeaseLostError("the lease was lost; the handler's transaction is rolled back")
 
     def _begin(self, job: RunningJob, stack: ExitStack) -> Connection:

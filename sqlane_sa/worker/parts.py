@@ -16,7 +16,7 @@ from sqlane_sa.sqlstate import is_unreachable
 from sqlane_sa.values.errors import SqlaneError
 from sqlane_sa.values.outcome import Released
 from sqlane_sa.worker.database import Connector, Database
-from sqlane_sa.worker.deadlines import Deadlines, deadline_for
+from sqlane_sa.worker.deadlines import Deadlines, deadline_for, idle_limit_for
 from sqlane_sa.worker.descriptors import Canary
 from sqlane_sa.worker.driver import can_listen
 from sqlane_sa.worker.execution import Execution
@@ -52,7 +52,7 @@ class Parts:
         self._ended: dict[str, bool] = {}
         self._starter: Service | None = None
         self._canary = Canary()
-        self._deadlines = deadlines = Deadlines(deadline_for(options.lease))
+        self._deadlines = deadlines = Deadlines(deadline_for(options.lease), idle_limit=idle_limit_for(options.lease))
         self._connector = connector = Connector(engine, deadlines)
         self._handler_engine = HandlerEngine(engine, connector, options.concurrency)
         self.jobs = RunningJobs()

@@ -53,6 +53,11 @@ class WorkerProcess:
         assert code is not None, f"process {self.pid} did not end within {PATIENCE:g} s"
         return code
 
+    @property
+    def paused(self) -> bool:
+        """Whether a SIGSTOP has stopped it."""
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
     def kill(self) -> None:
         """As nothing can be refused: SIGKILL, and its end."""
         self._process.kill()

@@ -1,4 +1,4 @@
-"""A worker that kills itself at a chosen step, and the counts that must hold wherever it died."""
+"""A worker that kills or pauses itself at a chosen step, and the counts that must hold wherever that was."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ OPERATIONS = (
     "recover_stale_many",
 )
 MOMENTS = ("before", "written", "committed")
+TRANSACTIONS = ("claim_keyed", "complete", "retry_many", "release_many", "fail", "renew_leases", "recover_stale_many")
+"""Operations in whose transactions a worker can be paused, with rows locked."""
 STEPS = ("handler start", "handler end", *(f"{operation} {moment}" for operation in OPERATIONS for moment in MOMENTS))
 
 LEDGER = """
@@ -46,9 +48,20 @@ CREATE TRIGGER released AFTER UPDATE ON sqlane_jobs FOR EACH ROW
     EXECUTE FUNCTION released()"""
 
 
-def die() -> None:
+def kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
     threading.Event().wait()
+
+
+def pause() -> None:
+    """Once: after it the process goes on as any other."""
+    if _to_pause.acquire(blocking=False):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+_to_pause = threading.Lock()
+die: Callable[[], None] = kill
+"""What to do at the chosen step."""
 
 
 @queue.job("quick", mutex_keys=lambda p: p.get("keys"), **OFTEN)
@@ -116,10 +129,13 @@ def contest(payload: Any, ctx: JobContext) -> None:
 
 
 def serve(url: str, options: dict[str, Any]) -> None:
-    """`kill_at` is a step of `STEPS`; `kill_after` the number of the handler after whose return to die."""
+    """`kill_at`, `pause_at`: a step of `STEPS`; `kill_after`: the number of the handler after whose return to die."""
+    global die
     logging.basicConfig(level=logging.WARNING)
     app.engine = sa.create_engine(url)
     step, number = options.pop("kill_at", None), options.pop("kill_after", None)
+    if "pause_at" in options:
+        step, die = options.pop("pause_at"), pause
     if step is not None:
         kill_at(*step.rsplit(" ", 1))
     if number is not None:

@@ -1,4 +1,4 @@
-"""Worker processes that are killed at each step and at random times, or paused past their lease."""
+"""Worker processes that are killed at each step and at random times, or paused at each step and past their lease."""
 
 from __future__ import annotations
 
@@ -57,6 +57,25 @@ def test_no_step_is_a_bad_one_to_die_at(fleet: Fleet) -> None:
         assert process.wait() == -signal.SIGKILL, f"{step}: {process.said()}"
         kills.check_counts(fleet, ids)
     finish(fleet, ids)
+
+
+def test_no_step_is_a_bad_one_to_be_paused_at(fleet: Fleet) -> None:
+    """Within a transaction, with rows locked: another worker ends all jobs while it lasts. Then they go on."""
+    ids: list[str] = []
+    paused = []
+    for operation in kills.TRANSACTIONS:
+        ids += enqueue_mix(fleet)
+        process = fleet.start(operation, pause_at=f"{operation} written", **OPTIONS)
+        wait_until(lambda process=process: process.paused, 60, f"a pause at {operation}")
+        paused.append(process)
+    finish(fleet, ids)
+    assert all(process.paused for process in paused)
+    for process in paused:
+        process.send(signal.SIGCONT)
+        process.send(signal.SIGTERM)
+        assert process.wait() == 0, process.said()
+    kills.check_counts(fleet, ids)
+    kills.check_starts(fleet)
 
 
 def test_no_time_is_a_bad_one_to_die(fleet: Fleet) -> None:

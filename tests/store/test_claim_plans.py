@@ -77,14 +77,40 @@ def test_pinned_plans_read_no_whole_table(engine: sa.Engine, queue: Queue) -> No
 def test_pinned_settings_end_with_the_transaction(engine: sa.Engine) -> None:
     """Also where they differ from what the session has: another would go on with them behind a pooler."""
     names = ("jit", "enable_seqscan", "enable_hashjoin", "enable_mergejoin", "plan_cache_mode", "lock_timeout")
-    show = "SELECT " + ", ".join(f"current_setting('{name}')" for name in (*names, "datestyle"))
+    names += ("datestyle", "idle_in_transaction_session_timeout")
+    show = "SELECT " + ", ".join(f"current_setting('{name}')" for name in names)
     with engine.connect() as conn:
         conn.exec_driver_sql("SET datestyle = 'German, DMY'")
         conn.commit()
         before = rows(conn, show)
-        store.pin_plans(conn)
-        assert rows(conn, show) == [("off", "off", "off", "off", "force_generic_plan", "1s", "ISO, DMY")]
+        store.pin_plans(conn, idle_limit=2.5)
+        assert rows(conn, show) == [("off", "off", "off", "off", "force_generic_plan", "1s", "ISO, DMY", "2500ms")]
         store.wait_briefly(conn)
         assert rows(conn, "SHOW lock_timeout") == ["50ms"]
         conn.commit()  # a rollback would take back what was set for the session, too
         assert rows(conn, show) == before
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "used"), [("0", 60, "1min"), ("2s", 60, "2s"), ("1h", 60, "1min"), ("1h", None, "1h")]
+)
+def test_the_server_waits_for_a_transaction_of_ours_for_the_shorter_time(
+    queue: Queue, engine: sa.Engine, theirs: str, ours: float | None, used: str
+) -> None:
+    queue.define("job")
+    show = "SHOW idle_in_transaction_session_timeout"
+    with engine.connect() as conn:
+        conn.exec_driver_sql(f"SET idle_in_transaction_session_timeout = '{theirs}'")
+        conn.commit()
+        store.pin_plans(conn, idle_limit=ours)
+        assert rows(conn, show) == [used]
+        conn.rollback()
+        id_ = queue.enqueue(conn, "job").id
+        (job,) = store.claim(conn, queue.tables, candidate_ids=[id_], lock_token="t", locked_by="w", lease=60)
+        assert rows(conn, show) == [theirs]
+        assert store.complete(conn, queue.tables, jobs=[job], idle_limit=ours) == [id_]
+        assert rows(conn, show) == [used]
+        conn.rollback()
+        store.pin_session(conn, idle_limit=ours)
+        conn.commit()
+        assert rows(conn, show) == [used]

@@ -154,14 +154,21 @@ def parameters(conn: sa.Connection) -> dict[str, str]:
     return conn.connection.driver_connection.info.get_parameters()  # type: ignore[union-attr, no-any-return]
 
 
+def of_the_server(conn: sa.Connection) -> tuple[str, ...]:
+    names = ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count")
+    return tuple(conn.exec_driver_sql(f"SHOW {name}").scalar_one() for name in names)
+
+
 def test_a_workers_connections_have_keepalives_and_the_applications_keep_theirs(
     database_url: str, queue: Queue, work: Any, enqueue: Any
 ) -> None:
     engine = sa.create_engine(f"{database_url}?keepalives_interval=7", poolclass=sa.NullPool)
     seen: dict[str, dict[str, str]] = {}
+    servers: list[Any] = []
 
     @queue.job("look", transactional=True)
     def look(payload: Any, ctx: JobContext) -> None:
+        servers.append(of_the_server(ctx.connection))
         seen["handler"] = parameters(ctx.connection)
         with engine.connect() as conn:
             seen["application"] = parameters(conn)
@@ -175,6 +182,9 @@ def test_a_workers_connections_have_keepalives_and_the_applications_keep_theirs(
         assert found["keepalives_interval"] == "7", "chosen by the application"
         assert found["connect_timeout"] == "5"
     assert "tcp_user_timeout" not in seen["application"]
+    with worker._parts.sweeper._database.transaction() as conn:
+        servers.append(of_the_server(conn))
+    assert servers == [("10", "5", "3")] * 2
     assert engine.dialect.dispatch.do_connect
     worker.stop()
     assert not engine.dialect.dispatch.do_connect
