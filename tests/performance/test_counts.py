@@ -169,6 +169,7 @@ def test_a_drain_beside_many_rows_never_analysed(
 def claim_of(url: str, queue: Queue, lanes: list[tuple[str, int, int]]) -> tuple[int, list[Plan]]:
     with explained(url) as (engine, plans), engine.connect() as conn:
         store.pin_plans(conn)
+        conn.exec_driver_sql("SELECT")  # the server tells of a statement with parameters when the next one begins
         plans.clear()
         claimed = store.claim_plain(conn, queue.tables, lanes=lanes, lock_token="t", locked_by="w", lease=60)
         conn.rollback()

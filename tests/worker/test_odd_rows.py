@@ -141,7 +141,7 @@ def test_a_running_job_that_somebody_has_locked(
         wait_until(lambda: [job(id_).status for id_ in ids].count("completed") == 9)
         later = [enqueue("plain", "p"), enqueue("keyed", "k")]
         wait_until(lambda: all(job(id_).status == "completed" for id_ in later))
-        (held,) = worker._parts.jobs.snapshot()
+        (held,) = wait_until(lambda: found if len(found := worker._parts.jobs.snapshot()) == 1 else ())
         held.cancel(LEASE_LOST)
         assert job(ids[4]).status == "running"
         rival.rollback()
