@@ -8,6 +8,7 @@ A write that found the row locked, and said that it changed nothing, counts as n
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -58,7 +59,7 @@ class Stage:
         self.pids = [self._pid(conn) for conn in self.rivals]
         self.threads = ThreadPoolExecutor(2)
         try:
-            self.before = {scene: self._save(f"scene_{n}", scene) for n, scene in enumerate(SCENES)}
+            self._save_all()
         except BaseException:
             self.close()
             raise
@@ -73,6 +74,17 @@ class Stage:
         conn.rollback()
         return int(pid)
 
+    def _save_all(self) -> None:
+        self.saved_at = time.monotonic()
+        self.before = {scene: self._save(f"scene_{n}", scene) for n, scene in enumerate(SCENES)}
+
+    def bring_back(self, scene: str) -> Model:
+        """The rows of a scene, and what they say. They must be young: their times are compared in ticks from now."""
+        if time.monotonic() - self.saved_at > TICK / 4:
+            self._save_all()
+        self.admin.exec_driver_sql(self.before[scene])
+        return observe(self.admin)
+
     def _save(self, schema: str, scene: str) -> str:
         """Prepare a scene and keep its rows; the SQL that brings them back."""
         clear = "; ".join(f"DELETE FROM sqlane_{name}" for name in TABLE_NAMES)
@@ -80,14 +92,15 @@ class Stage:
         with self.first.begin():
             prepare(self.first, scene)
         keep = (f"CREATE TABLE {schema}.{name} AS TABLE sqlane_{name}" for name in TABLE_NAMES)
-        self.admin.exec_driver_sql("; ".join((f"CREATE SCHEMA {schema}", *keep)))
+        self.admin.exec_driver_sql(
+            "; ".join((f"DROP SCHEMA IF EXISTS {schema} CASCADE", f"CREATE SCHEMA {schema}", *keep))
+        )
         restore = (f"INSERT INTO sqlane_{name} TABLE {schema}.{name}" for name in TABLE_NAMES)
         return "; ".join((clear, *restore))
 
     def play(self, case: Case) -> bool:
         """Whether the barrier was reached. Raises AssertionError for an outcome of no serial order."""
-        self.admin.exec_driver_sql(self.before[case.scene])
-        before = observe(self.admin)
+        before = self.bring_back(case.scene)
         rivals: list[Future[Any]] = []
         with self.at_statement(case.barrier, lambda: rivals.extend(self.start(case))):
             results = [OPERATIONS[case.first].run(self.first)]
@@ -102,8 +115,7 @@ class Stage:
 
     def play_alone(self, scene: str, operation: Operation) -> None:
         """One operation by itself: result, tables and times are those of the model."""
-        self.admin.exec_driver_sql(self.before[scene])
-        model = observe(self.admin)
+        model = self.bring_back(scene)
         result = self.run(self.first, operation)
         predicted = operation.predict(model, result)
         assert operation.agree(result, predicted), f"{scene}, {operation}: returned {result!r}, not {predicted!r}"
