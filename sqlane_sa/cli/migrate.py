@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from sqlane_sa.cli.options import Command, Place, described, place_options
-from sqlane_sa.cli.problems import Problem
+from sqlane_sa.cli.problems import Commands, Problem
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -26,7 +26,7 @@ def from_option(default: str) -> Callable[[Command], Command]:
     return click.option("--from", "start", metavar="REVISION", help=help)
 
 
-@click.group(invoke_without_command=True, short_help="Create or update the tables of a queue.")
+@click.group(cls=Commands, invoke_without_command=True, short_help="Create or update the tables of a queue.")
 @sql_option
 @from_option("base")
 @place_options
@@ -87,15 +87,20 @@ def downgrade(ctx: click.Context, /, revision: str, sql: bool, start: str | None
 @place_options
 @click.pass_context
 def current(ctx: click.Context, /, **place: str | None) -> None:
-    """Print the revision that the tables are at: "base" when they are not in the database."""
+    """Print the revision that the tables are at: "base" before the first migration."""
     from sqlane_sa import migrations
     from sqlane_sa.cli.database import connected
+    from sqlane_sa.migrations import calls
+    from sqlane_sa.migrations.target import target_of
 
     at = _place(ctx, place)
     queue = at.queue()
     with connected(at.url, NAME) as engine:
         found = migrations.current(engine, queue)
-    click.echo(f"{found or 'base'}{' (head)' if found == migrations.head() else ''}")
+    if found is None:
+        click.echo(f"base (not migrated yet; `{calls.command(target_of(queue))}` makes the tables)")
+    else:
+        click.echo(f"{found}{' (head)' if found == migrations.head() else ''}")
 
 
 @migrate.command(short_help="Exit 1 unless the tables are up to date.")

@@ -47,21 +47,32 @@ def test_each_command_has_a_help_that_fits(within: Sqlane, words: tuple[str, ...
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("work",), "No such command 'work'"),
-        (("worker",), "Missing argument 'MODULE:QUEUE'"),
-        (("worker", "app:queue", "--lease", "long"), "Invalid value for '--lease'"),
-        (("worker", "app:queue", "--log-level", "loud"), "Invalid value for '--log-level'"),
-        (("migrate", "downgrade"), "Missing argument 'REVISION'"),
-        (("stats", "--uri", "x"), "No such option"),
-        (("demo", "--orders", "3"), "3 is not in the range 50<=x<=1000000"),
+        (("bogus",), "there is no command 'bogus'; `sqlane --help` lists them all"),
+        (("stat",), "there is no command 'stat'; did you mean stats? `sqlane --help` lists them all"),
+        (("migrate", "upgade"), "there is no command 'upgade'; did you mean upgrade? `sqlane migrate --help` lists"),
+        (("--bogus",), "there is no option --bogus; `sqlane --help` lists them all"),
+        (("stats", "--uri", "x"), "there is no option --uri; did you mean --url"),
+        (("stats", "more"), "got unexpected extra argument (more); see `sqlane stats --help`"),
+        (("worker",), "missing argument 'MODULE:QUEUE'; see `sqlane worker --help`"),
+        (("worker", "app:queue", "--lease", "long"), "invalid value for '--lease'"),
+        (("worker", "app:queue", "--lease"), "option '--lease' requires an argument; see `sqlane"),
+        (("worker", "app:queue", "--log-level", "loud"), "invalid value for '--log-level'"),
+        (("migrate", "downgrade"), "missing argument 'REVISION'; see `sqlane migrate downgrade --help`"),
+        (("demo", "--orders", "3"), "invalid value for '--orders': 3 is not in the range 50<=x<=1000000"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_wrong_usage_points_to_the_help(within: Sqlane, words: tuple[str, ...], said: str) -> None:
+def test_wrong_usage_is_one_sentence_with_the_next_step(within: Sqlane, words: tuple[str, ...], said: str) -> None:
     answer = within(*words)
     assert (answer.code, answer.out) == (2, "")
-    assert said in answer.err
-    assert "--help' for help." in answer.err
+    assert answer.err.startswith(f"sqlane: {said}")
+    assert len(answer.err.splitlines()) == 1
+    assert "--help`" in answer.err
+
+
+def test_without_a_command_it_shows_the_help(within: Sqlane) -> None:
+    answer = within()
+    assert "Usage: sqlane [OPTIONS] COMMAND" in answer.out + answer.err
 
 
 @pytest.mark.parametrize(

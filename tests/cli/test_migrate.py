@@ -13,6 +13,7 @@ from sqlane_sa import Queue, migrations
 from tests.cli.conftest import Sqlane, Start, ended, problem
 
 HEAD = migrations.head()
+NOTHING = "base (not migrated yet; `sqlane migrate` makes the tables)\n"
 
 
 def tables_in(url: str, schema: str) -> set[str]:
@@ -37,7 +38,7 @@ def test_bare_it_migrates_once(sqlane: Sqlane, empty_url: str) -> None:
 
 def test_up_down_current_and_check(within: Sqlane, empty_url: str) -> None:
     at = {"SQLANE_DATABASE_URL": empty_url}
-    assert within("migrate", "current", **at) == (0, "base\n", "")
+    assert within("migrate", "current", **at) == (0, NOTHING, "")
     assert "not in the database" in problem(within("migrate", "check", **at))
     assert tables_in(empty_url, "public") == set()
     assert within("migrate", "upgrade", "0001", **at).out.endswith("migrated from base to sqlane_0001\n")
@@ -53,6 +54,8 @@ def test_up_down_current_and_check(within: Sqlane, empty_url: str) -> None:
 def test_any_schema_and_prefix(within: Sqlane, empty_url: str, schema: str) -> None:
     place = ("--url", empty_url, "--prefix", "My%", "--schema", schema)
     assert within("migrate", *place) == (0, f"My%* in schema {schema}: migrated from base to {HEAD}\n", "")
+    elsewhere = within("migrate", "current", "--url", empty_url, "--prefix", "shop_").out
+    assert elsewhere == NOTHING.replace("migrate`", "migrate --prefix shop_`")
     assert "My%jobs" in tables_in(empty_url, schema)
     assert within("stats", *place) == (0, "the queue is empty: nothing waits, runs or has failed\n", "")
     assert within("migrate", "downgrade", "base", *place).code == 0
@@ -125,7 +128,7 @@ def test_the_script_that_is_installed(empty_url: str) -> None:
     """`sqlane` and `python -m sqlane_sa` are the same."""
     script = Path(sys.executable).with_name("sqlane")
     done = subprocess.run([script, "migrate", "current", "--url", empty_url], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "base\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, NOTHING, "")
 
 
 def test_a_script_without_a_command(within: Sqlane) -> None:
