@@ -29,6 +29,7 @@ from sqlane_sa.worker.options import Options
 from sqlane_sa.worker.running import SHUTDOWN, RunningJobs
 from sqlane_sa.worker.service import Service, first_line
 from sqlane_sa.worker.sweeper import Sweeper
+from sqlane_sa.worker.tally import Tally
 from sqlane_sa.worker.timer import Timer
 from sqlane_sa.worker.transactions import read_committed
 from sqlane_sa.worker.writer import Writer
@@ -55,7 +56,8 @@ class Parts:
         self._deadlines = deadlines = Deadlines(deadline_for(options.lease), idle_limit=idle_limit_for(options.lease))
         self._connector = connector = Connector(engine, deadlines)
         self._handler_engine = HandlerEngine(engine, connector, options.concurrency)
-        self.jobs = RunningJobs()
+        self.tally = Tally()
+        self.jobs = RunningJobs(self.tally.count)
         self.timer = Timer(self.jobs, options.concurrency, give_up if options.exit_when_stuck else None)
         self.handlers = Handlers(
             Execution(
@@ -105,6 +107,7 @@ class Parts:
         give_up = self._give_up
         services = [
             Service("deadlines", self._deadlines.run_once, _nothing, give_up),
+            Service("tally", self.tally.run_once, _nothing, give_up),
             Service("timer", self._run_timer, _nothing, give_up),
             Service("heartbeat", self.heartbeat.run_once, heartbeat.close, give_up),
             Service("sweeper", self.sweeper.run_once, sweeper.close, give_up),
@@ -191,11 +194,13 @@ class Parts:
             service.stop()
         if self.listener:
             self.listener.stop()
+        self.tally.stop()
         self.timer.wake.set()
         self.jobs.wake.set()
         self.jobs.gathered.set()
         self._deadlines.stop()
         self._ended = {service.name: service.join(1.0) for service in self.services}
+        self.tally.say()
         self._close()
 
     def _close(self) -> None:
@@ -210,4 +215,4 @@ class Parts:
 
 
 def _nothing() -> None:
-    """Timer and deadlines hold nothing that an error could leave behind."""
+    """Tally, timer and deadlines hold nothing that an error could leave behind."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from sqlane_sa.values.definition import Definition
@@ -115,7 +115,8 @@ Finished = tuple[RunningJob, Outcome | None]
 class RunningJobs:
     """The jobs held by this process, and the results that wait to be written. Shared by all threads of a worker."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_done: Callable[[Sequence[Finished]], None] | None = None) -> None:
+        self._on_done = on_done
         self._held: dict[RunningJob, None] = {}
         self.finished: deque[Finished] = deque()
         self.timed_out: deque[RunningJob] = deque()
@@ -143,7 +144,9 @@ class RunningJobs:
     def add(self, *jobs: RunningJob) -> None:
         self._held.update(dict.fromkeys(jobs))
 
-    def remove(self, finished: Iterable[Finished]) -> None:
+    def remove(self, finished: Sequence[Finished]) -> None:
+        if self._on_done is not None:
+            self._on_done(finished)  # first: a shutdown waits until nothing is held
         for job, _ in finished:
             self._held.pop(job, None)
 

@@ -58,5 +58,5 @@ class Writer:
             jobs.passed_over.extend(skipped)
             jobs.freed.extend(key for job, _ in simple if job not in late for key in job.mutex_keys or ())
             jobs.written += len(simple)  # before they are gone, for whoever sees that nothing is left
-            jobs.remove(one for one in simple if one[0] not in late)
+            jobs.remove([one for one in simple if one[0] not in late])
         jobs.wake.set()
