@@ -9,6 +9,10 @@ Directly, in a script or at a process's start: `apply(engine, queue)`, `revert`,
 `target`, `operations`, `lock`, `record` and `set_storage` are for the packaged revisions themselves.
 """
 
+# Before all that loads Alembic.
+from sqlane_sa.migrations import quiet as quiet
+
+# isort: split
 from sqlane_sa.migrations.chain import folder, head
 from sqlane_sa.migrations.embedded import downgrade, upgrade
 from sqlane_sa.migrations.filters import include_name, include_object

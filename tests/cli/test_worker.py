@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from sqlane_sa import Queue, migrations
 from tests.cli.conftest import Answer, Sqlane, Start, ended, problem
+from tests.migrations.test_autogenerate import needs_plugins
 
 App = Callable[..., None]
 Noted = Callable[[int], list[str]]
@@ -173,3 +174,22 @@ logging.getLogger("sqlane_sa.worker").info("once")
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "once\n")
+
+
+@needs_plugins
+@pytest.mark.parametrize("asked", ["", "logging.getLogger('alembic').setLevel('INFO')"])
+def test_alembic_says_nothing_of_its_plugins_unless_it_is_asked(asked: str) -> None:
+    """It is loaded when there is something to say about the tables."""
+    script = f"""
+import logging
+logging.basicConfig(level="INFO", format="%(name)s %(message)s")
+{asked}
+import sqlane_sa.migrations
+assert logging.getLogger("alembic.runtime.plugins").level == logging.NOTSET
+logging.getLogger("alembic.runtime.plugins").info("later")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+    *setup, later = done.stderr.splitlines()
+    assert later == "alembic.runtime.plugins later"
+    assert bool(setup) is bool(asked)
