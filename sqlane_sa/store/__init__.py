@@ -8,6 +8,7 @@ from sqlane_sa.store.candidates import find_candidates, find_keyed_candidates, f
 from sqlane_sa.store.claim import DueJob, claim, claim_plain, pick_free
 from sqlane_sa.store.claim_keyed import KeyedClaim, claim_heads, claim_keyed
 from sqlane_sa.store.complete_keyed import complete_keyed
+from sqlane_sa.store.completed import count_completed
 from sqlane_sa.store.copying import copy_jobs
 from sqlane_sa.store.failure import FailResult, fail
 from sqlane_sa.store.finish import (
@@ -64,6 +65,7 @@ __all__ = [
     "complete_keyed",
     "complete_unlocked",
     "copy_jobs",
+    "count_completed",
     "delete_expired",
     "end_session",
     "fail",

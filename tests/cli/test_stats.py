@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from datetime import UTC, datetime, timedelta
 
@@ -10,8 +11,12 @@ import sqlalchemy as sa
 
 from sqlane_sa import Queue, migrations
 from sqlane_sa.cli.ages import age
+from sqlane_sa.testing import drain
 from sqlane_sa.values.ids import new_id
 from tests.cli.conftest import Sqlane
+
+stats = importlib.import_module("sqlane_sa.cli.stats")
+"""The package has the command by this name."""
 
 EMPTY = "the queue is empty: nothing waits, runs or has failed\n"
 
@@ -49,21 +54,52 @@ def jobs(engine: sa.Engine) -> None:
 def test_each_state_has_its_column(sqlane: Sqlane, database_url: str) -> None:
     answer = sqlane("stats", "--url", database_url)
     assert (answer.code, answer.err) == (0, "")
-    heading, mail, odd = answer.out.splitlines()
-    assert heading.split() == ["name", "pending", "due", "running", "stuck", "failed", "oldest", "due"]
-    assert mail.split() == ["mail.send", "1,201", "1", "2", "1", "0", "3", "h", "5", "min"]
+    heading, done, mail, odd = answer.out.splitlines()
+    assert heading.split() == ["name", "pending", "due", "running", "stuck", "failed", "completed", "oldest", "due"]
+    assert done.split() == ["done", "0", "0", "0", "0", "0", "1"]
+    assert mail.split() == ["mail.send", "1,201", "1", "2", "1", "0", "0", "3", "h", "5", "min"]
     # What a terminal would obey is escaped, and a line stays a line.
     assert odd.startswith(r"odd\n[bold] \x1b[31mname")
-    assert odd.split()[-5:] == ["0", "0", "0", "0", "1"]
+    assert odd.split()[-6:] == ["0", "0", "0", "0", "1", "0"]
     assert len({heading.index("pending") + len("pending"), mail.index("1,201") + len("1,201")}) == 1
 
 
 @pytest.mark.usefixtures("jobs")
 def test_json(within: Sqlane, database_url: str) -> None:
-    mail, odd = json.loads(within("stats", "--json", "--url", database_url).out)
+    done, mail, odd = json.loads(within("stats", "--json", "--url", database_url).out)
+    assert (done["name"], done["failed"], done["completed"]) == ("done", 0, 1)
+    assert mail.pop("completed") == 0
     assert mail.pop("oldest_due_ms") >= 3 * 3600_000
     assert mail == {"name": "mail.send", "pending": 1201, "due": 1, "running": 2, "stuck": 1, "failed": 0}
     assert (odd["name"], odd["failed"], odd["oldest_due_ms"]) == ("odd\n[bold] \x1b[31mname", 1, None)
+
+
+@pytest.mark.usefixtures("jobs")
+def test_a_large_table_is_read_when_asked(within: Sqlane, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise it says how to ask."""
+    monkeypatch.setattr(stats, "MAX_BYTES", 8192)
+    answer = within("stats", "--url", database_url)
+    assert answer.code == 0
+    heading, *rows, note = answer.out.splitlines()
+    assert "completed" not in heading
+    assert not any(row.startswith("done") for row in rows)
+    assert note == stats.NOT_COUNTED
+    assert "done" in within("stats", "--all", "--url", database_url).out
+    mail, odd = json.loads(within("stats", "--json", "--url", database_url).out)
+    assert (mail["completed"], odd["completed"]) == (None, None)
+    done, mail, _ = json.loads(within("stats", "--all", "--json", "--url", database_url).out)
+    assert (done["completed"], mail["completed"]) == (1, 0)
+
+
+def test_what_completes_leaves_a_trace(engine: sa.Engine, within: Sqlane, database_url: str) -> None:
+    """What a new user looks at first."""
+    queue = Queue()
+    queue.job("hello")(lambda payload: None)
+    with engine.begin() as conn:
+        queue.enqueue(conn, "hello")
+        assert drain(conn, queue).completed == 1
+    _, hello = within("stats", "--url", database_url).out.splitlines()
+    assert hello.split() == ["hello", "0", "0", "0", "0", "0", "1"]
 
 
 def test_empty(within: Sqlane, database_url: str) -> None:
