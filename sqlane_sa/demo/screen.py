@@ -13,6 +13,9 @@ from sqlane_sa.demo.promises import Verdict
 HEADINGS = ("promised", "measured by SQL", "kept")
 
 
+STARTING = "the workers are starting; orders are placed meanwhile"
+
+
 class Progress(NamedTuple):
     """Orders placed of all that will be; jobs ended of those that are there so far."""
 
@@ -51,10 +54,13 @@ class Screen:
         """Leave the terminal as it was; safe to repeat."""
 
     def _draw(self, progress: Progress, final: bool) -> None:
-        if progress == self._shown:
+        if progress == self._shown or not (progress.ended or self._shown is None or final):
             return
         self._shown = progress
         placed, orders, ended, jobs = progress
+        if not (ended or final):
+            self.say(STARTING)
+            return
         self.say(f"{placed:,} of {orders:,} orders placed, {ended:,} of {jobs:,} jobs ended")
 
 
@@ -78,7 +84,7 @@ class RichScreen(Screen):
             console=self._console,
         )
         self._placed = self._bars.add_task("orders placed", total=None)
-        self._ended = self._bars.add_task("jobs ended", total=None)
+        self._ended = self._bars.add_task("workers start", total=None)
         self._started = False
 
     def say(self, line: str = "") -> None:
@@ -106,6 +112,8 @@ class RichScreen(Screen):
             self._bars.start()
             self._started = True
         self._bars.update(self._placed, completed=progress.placed, total=progress.orders)
+        if progress.ended:
+            self._bars.update(self._ended, description="jobs ended")
         self._bars.update(self._ended, completed=progress.ended, total=progress.jobs)
         if final:
             self.close()
