@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from sqlane_sa.cli.ages import age
@@ -18,6 +18,8 @@ MANY_DEAD, FAR_TOO_MANY_DEAD = 10_000, 1_000_000
 DEAD_SHARE = 0.2
 LATE_VACUUM_MS = 10 * 60_000
 NOTIFY_QUEUE = 0.1
+LONG_DUE_MS = 5_000
+"""Several polls of a worker with nothing to do."""
 
 LEFT_OVER = ("_ccnew", "_ccold")
 """What a REINDEX CONCURRENTLY that did not finish leaves beside the index."""
@@ -39,6 +41,22 @@ def findings(health: Health, tables: Tables) -> Iterator[Finding]:
     yield from _dead_rows(health, tables)
     yield from _indexes(health.invalid_indexes, tables)
     yield _notifications(health.notify_queue)
+
+
+def workers(delays: Sequence[int], seen: bool) -> Finding:
+    """`delays` in ms until the next job of each name is due, negative when it is overdue; `seen` whether the tables
+    show a worker at work."""
+    late = [-delay for delay in delays if delay <= -LONG_DUE_MS]
+    if seen or not late:
+        return Finding("workers", True, "one is at work" if seen else "none is seen, and no job waits for one")
+    names = "jobs of one name are" if len(late) == 1 else f"jobs of {len(late)} names are"
+    return Finding(
+        "workers",
+        False,
+        f"{names} due, the oldest for {age(max(late))}, and no worker is seen",
+        "none holds a job, and none waits for a wake-up",
+        "start one: sqlane worker MODULE:QUEUE",
+    )
 
 
 def _snapshot(held: Snapshot | None) -> Finding:

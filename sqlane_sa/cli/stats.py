@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 HEADINGS = ("name", "pending", "due", "running", "stuck", "failed", "oldest due")
 MAX_BYTES = 32 * 2**20
-"""Completed jobs are counted without being asked for in a jobs table that is read in a moment: some 100,000 jobs."""
+"""Completed jobs are counted without being asked for in a jobs table that is read in a moment: some 150,000 jobs."""
 NOT_COUNTED = "what has completed is not counted in a table so large; `sqlane stats --all` counts it"
 
 

@@ -30,6 +30,7 @@ from sqlane_sa.store.inspect import get, stats
 from sqlane_sa.store.lines import FreeLines, find_free_lines
 from sqlane_sa.store.locks import find_locked
 from sqlane_sa.store.payloads import INLINE_BYTES, read_payload_texts, read_payloads
+from sqlane_sa.store.presence import worker_seen
 from sqlane_sa.store.probe import Lane, next_keyed, next_linger_end, probe, probe_lanes
 from sqlane_sa.store.recall import recall
 from sqlane_sa.store.recovery import Recovery, find_stale, recover_stale, recover_stale_many
@@ -106,4 +107,5 @@ __all__ = [
     "sweep_waits",
     "wait_briefly",
     "wake",
+    "worker_seen",
 ]

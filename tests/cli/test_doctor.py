@@ -8,13 +8,13 @@ from collections.abc import Callable
 import pytest
 import sqlalchemy as sa
 
-from sqlane_sa import Queue, migrations
-from sqlane_sa.cli.findings import Finding, findings
+from sqlane_sa import Queue, migrations, store
+from sqlane_sa.cli.findings import Finding, findings, workers
 from sqlane_sa.values.health import Health, Snapshot, TableHealth
 from tests.cli.conftest import Answer, Sqlane, problem
 from tests.support import wait_until
 
-TOPICS = ["revision", "snapshots", "autovacuum", "dead rows", "indexes", "notifications"]
+TOPICS = ["revision", "workers", "snapshots", "autovacuum", "dead rows", "indexes", "notifications"]
 READER = Snapshot("session", None, 7, "ada", "psql", "idle in transaction", 1000, 3)
 JOBS = TableHealth("sqlane_jobs", 100, 50, 400, 100, 8192, 8192, 1000, 1000)
 WELL = Health(None, (JOBS,), (), 0.0, autovacuum=True, sees_others=True)
@@ -105,6 +105,53 @@ def test_a_queue_by_its_module(within: Sqlane, app: Callable[..., None], databas
     assert within("doctor", "app:queue", "--url", database_url).out.startswith("shop_* in schema Our Jobs: nothing")
     said = problem(within("doctor", "app:queue", "--prefix", "x_", "--url", database_url))
     assert said.startswith("--prefix x_ contradicts app:queue")
+
+
+def test_due_jobs_that_no_worker_takes(within: Sqlane, database_url: str, engine: sa.Engine) -> None:
+    queue = Queue()
+    queue.define("n")
+    later = "none is seen, and no job waits for one"
+    with engine.begin() as conn:
+        queue.enqueue(conn, "n", delay=3600)
+    assert later in within("doctor", "--url", database_url).out
+    with engine.begin() as conn:
+        queue.enqueue(conn, "n")
+        conn.exec_driver_sql("UPDATE sqlane_jobs SET run_at = run_at - interval '125 min'")
+    answer = within("doctor", "--url", database_url)
+    assert answer.code == 1
+    assert answer.out.startswith("sqlane_* in schema public: 1 to look at\n\n")
+    said = " ".join(" ".join(lines(answer)[1:5]).split())
+    assert said.startswith(
+        "look workers jobs of one name are due, the oldest for 2 h 5 min, and no worker is seen: none"
+    )
+    assert "start one: sqlane worker MODULE:QUEUE" in said
+
+
+@pytest.mark.parametrize("how", ["asleep", "running"])
+def test_a_worker_that_is_seen(within: Sqlane, database_url: str, engine: sa.Engine, how: str) -> None:
+    queue = Queue()
+    queue.define("n")
+    with engine.begin() as conn:
+        ids = [queue.enqueue(conn, "n").id for _ in range(2)]
+        conn.exec_driver_sql("UPDATE sqlane_jobs SET run_at = run_at - interval '1 h'")
+        if how == "asleep":
+            store.fall_asleep(conn, queue.tables, worker_id="w", duration=60)
+        else:
+            store.claim(conn, queue.tables, candidate_ids=ids[:1], lock_token="t", locked_by="w", lease=60)
+    answer = within("doctor", "--url", database_url)
+    assert (answer.code, "one is at work" in answer.out) == (0, True)
+    with engine.begin() as conn:
+        conn.exec_driver_sql("UPDATE sqlane_sleepers SET asleep_until = now()")
+        conn.exec_driver_sql("UPDATE sqlane_jobs SET locked_until = now() WHERE status = 'running'")
+    assert "no worker is seen" in " ".join(within("doctor", "--url", database_url).out.split())
+
+
+def test_what_is_due_is_said_by_names() -> None:
+    assert [workers(delays, seen=False).ok for delays in ([], [10**6], [-4_999], [-5_000])] == [True, True, True, False]
+    assert workers([-5_000, -61_000, 7], seen=False).said.startswith(
+        "jobs of 2 names are due, the oldest for 1 min 1 s"
+    )
+    assert workers([-5_000], seen=True).ok
 
 
 def test_tables_that_are_not_there(within: Sqlane, empty_url: str) -> None:
