@@ -97,6 +97,7 @@ def _work_along_lines(conn: sa.Connection, queue: Queue) -> None:
 
 def fall_asleep(conn: sa.Connection, queue: Queue) -> None:
     store.fall_asleep(conn, queue.tables, worker_id="w", duration=LEASE)
+    assert store.worker_seen(conn, queue.tables)
 
 
 def look(conn: sa.Connection, queue: Queue, id: str = "none") -> None:
@@ -104,6 +105,7 @@ def look(conn: sa.Connection, queue: Queue, id: str = "none") -> None:
     store.read_revision(conn, queue.tables)
     store.get(conn, queue.tables, id=id)
     store.stats(conn, queue.tables)
+    store.count_completed(conn, queue.tables, max_bytes=2**30)
     store.health(conn, queue.tables)
 
 
