@@ -151,7 +151,7 @@ class Loop:
         try:
             claimed = self._write_and_claim(finished, timed_out)
         except BaseException:
-            self._jobs.put_back(finished, timed_out)
+            self._results.put_back(finished, timed_out)
             raise
         self._free_lines(self._results.forget(finished))
         self._start(claimed)
@@ -202,7 +202,10 @@ class Loop:
         nothing may fail after that."""
         now = time.monotonic()
         keyed = [result for result in results if result[0].mutex_keys]
-        self._results.passed_over(complete_at_once(self._database, self._queue, keyed), now)
+        passed_over = complete_at_once(self._database, self._queue, keyed)
+        locked = {job for job, _ in passed_over}
+        self._results.written([result for result in keyed if result[0] not in locked])
+        self._results.passed_over(passed_over, now)
         return [result for result in results if not result[0].mutex_keys]
 
     def _in_one_statement(self, results: Sequence[Result], shares: list[Share], *, probing: bool) -> list[ClaimedJob]:

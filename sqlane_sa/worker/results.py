@@ -9,7 +9,7 @@ from sqlane_sa.queue import Queue
 from sqlane_sa.worker.database import Database
 from sqlane_sa.worker.late import LateResults
 from sqlane_sa.worker.outcomes import Result, write_apart
-from sqlane_sa.worker.running import Finished, RunningJobs
+from sqlane_sa.worker.running import Finished, RunningJob, RunningJobs
 
 GATHERING = 0.01
 """Seconds that a few results may wait to become many, while many come."""
@@ -24,6 +24,7 @@ class Results:
         self._jobs = jobs
         self._late = LateResults()
         self._again: list[Result] = []
+        self._written: set[RunningJob] = set()
         self._seen_written = 0
         self._few_at = 0.0
 
@@ -32,6 +33,7 @@ class Results:
         statement of their own: the next claim would have to wait for it. A claim takes them along."""
         jobs = self._jobs
         self._again.clear()
+        self._written.clear()
         again = self._first_tries(jobs.take_passed_over(), now)
         jobs.gathering = many_come and jobs.writer_ready
         if jobs.gathering and now < self._few_at and not claiming:
@@ -54,6 +56,16 @@ class Results:
         before this worker's own locks what it meets, finds that it was started since, and lets go of it at its end.
         What is passed over a second time is written apart."""
         self._again += self._first_tries(results, now)
+
+    def written(self, results: Sequence[Result]) -> None:
+        """Of what the turn has taken, these are committed, whatever becomes of the rest of it."""
+        self._written.update(job for job, _ in results)
+
+    def put_back(self, finished: Sequence[Finished], timed_out: Sequence[RunningJob]) -> None:
+        """A turn that failed: the next one writes what it had taken. Of what is written by now nothing more is, but
+        the next turn forgets it and follows its keys; and what is late has its place."""
+        rest = [(job, None if job in self._written else outcome) for job, outcome in finished if job not in self._late]
+        self._jobs.put_back(rest, timed_out)
 
     def _first_tries(self, passed_over: Sequence[Result], now: float) -> list[Result]:
         self._late.add([result for result in passed_over if result[0].passed_over], now)

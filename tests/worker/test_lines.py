@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from sqlane_sa import Job, Queue, store
-from sqlane_sa.worker import lines, looks
+from sqlane_sa.worker import keyed, lines, looks
 from sqlane_sa.worker.lines import Lines
 from tests.support import wait_until
 
@@ -34,6 +34,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     for name in ("claim_keyed", "claim_heads", "find_free_lines"):
         monkeypatch.setattr(store, name, counted(name))
     monkeypatch.setattr(looks, "KEYED_PAUSE", HOURS)
+    # A worker that finds nothing due for a while would probe, and then look at everything.
+    monkeypatch.setattr(keyed, "WALK_PAUSE", HOURS)
     return counts
 
 
