@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import DataError
 
 from sqlane_sa import Queue, store
 from sqlane_sa.values.job import ClaimedJob
@@ -82,3 +83,59 @@ def test_a_lease_counts_from_before_its_renewal(
     running.lease_end = 0.0
     heartbeat.renew()
     assert 0.0 < running.lease_end <= seen[0] + LEASE
+
+
+@pytest.fixture
+def tries(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The ids of each renewal; those that begin with "odd" fail."""
+    tried: list[list[str]] = []
+
+    def renew(*_: Any, jobs: list[RunningJob], **__: Any) -> list[str]:
+        tried.append([job.id for job in jobs])
+        if any(job.id.startswith("odd") for job in jobs):
+            raise DataError("UPDATE", {}, Exception("no"))
+        return tried[-1]
+
+    monkeypatch.setattr(store, "renew_leases", renew)
+    return tried
+
+
+def hold_all(running: RunningJob, queue: Queue, jobs: RunningJobs, ids: list[str]) -> None:
+    jobs.remove([(running, None)])
+    for id_ in ids:
+        hold(running.claimed._replace(id=id_), queue, jobs).lease_end = 0.0
+
+
+def test_odd_rows_are_found_by_halves(
+    heartbeat: Heartbeat, running: RunningJob, queue: Queue, jobs: RunningJobs, tries: list[list[str]], monkeypatch: Any
+) -> None:
+    """In few tries; the others are renewed, each once."""
+    ids = [f"good {n}" for n in range(64)]
+    ids[40] = "odd"
+    hold_all(running, queue, jobs, ids)
+    monkeypatch.setattr(store, "find_held", lambda *_, **__: ["odd"])
+    heartbeat.renew()
+    assert len(tries) == 1 + 2 * 6
+    assert [job.id for job in jobs.snapshot() if job.lease_end == 0.0] == ["odd"]
+    renewed = [id_ for part in tries if "odd" not in part for id_ in part]
+    assert sorted(renewed) == sorted(set(ids) - {"odd"})
+
+
+def test_many_odd_rows_are_left_out_once_a_part_was_renewed(
+    heartbeat: Heartbeat, running: RunningJob, queue: Queue, jobs: RunningJobs, tries: list[list[str]], monkeypatch: Any
+) -> None:
+    ids = ["good", *(f"odd {n}" for n in range(63))]
+    hold_all(running, queue, jobs, ids)
+    monkeypatch.setattr(store, "find_held", lambda *_, **__: ids)
+    heartbeat.renew()
+    assert [job.id for job in jobs.snapshot() if job.lease_end > 0.0] == ["good"]
+
+
+def test_where_no_part_can_be_renewed_the_fault_is_not_in_single_rows(
+    heartbeat: Heartbeat, running: RunningJob, queue: Queue, jobs: RunningJobs, tries: list[list[str]]
+) -> None:
+    """After 25 tries, and not after one for each job."""
+    hold_all(running, queue, jobs, [f"odd {n}" for n in range(1000)])
+    with pytest.raises(DataError):
+        heartbeat.renew()
+    assert len(tries) == 25
