@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from sqlane_sa import Queue
+from sqlane_sa.demo.launch import PR_SET_PDEATHSIG
 from sqlane_sa.values.job import Job
 from tests.processes import app
 from tests.processes.conftest import SHORT, Watch
@@ -33,6 +36,7 @@ class WorkerProcess:
 
     def __init__(self, serve: Serve, url: str, options: dict[str, Any], name: str, log: Path) -> None:
         self._log = log
+        log.touch()
         self._process = FORKING.Process(target=_serve, args=(serve, url, options, name, str(log)))
         self._process.start()
         self.pid = self._process.pid
@@ -68,10 +72,17 @@ class WorkerProcess:
 
 
 def _serve(serve: Serve, url: str, options: dict[str, Any], name: str, log: str) -> None:
+    _end_with_parent()
     with open(log, "ab", buffering=0) as file:
         os.dup2(file.fileno(), 2)
     os.environ["WORKER"] = name
     serve(url, options)
+
+
+def _end_with_parent() -> None:
+    """That is the server of forks, and ends with the tests, whatever ends them."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 class Fleet(Watch):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+import signal
 import time
 from pathlib import Path
 from types import TracebackType
@@ -14,9 +11,9 @@ from typing import Any, Self
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from sqlane_sa.demo import launch
 from sqlane_sa.worker.service import LAST_BACKOFF
 from tests.faults import load_worker
+from tests.faults.fleet import WorkerProcess
 from tests.faults.load_counts import Counts, count
 from tests.faults.load_producer import Producer
 from tests.support import wait_until
@@ -53,8 +50,9 @@ class Load:
     ) -> None:
         self.url = url
         self.options = OPTIONS | options
+        # Few looks find their connection ended by the fault; a new one for each look would cost more than the load.
         self.engine = sa.create_engine(
-            watch_url or url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT", connect_args={"connect_timeout": 3}
+            watch_url or url, pool_pre_ping=True, isolation_level="AUTOCOMMIT", connect_args={"connect_timeout": 3}
         )
         if ledger:
             with self.engine.connect() as conn:
@@ -62,7 +60,7 @@ class Load:
         self.producer = Producer(url)
         self._folder = folder
         self._size = workers
-        self._workers: list[subprocess.Popen[bytes]] = []
+        self._workers: list[WorkerProcess] = []
         self._fault_end: tuple[float, Any] | None = None
 
     def __enter__(self) -> Self:
@@ -84,8 +82,8 @@ class Load:
     def close(self) -> None:
         for worker in self._workers:
             worker.kill()
-            worker.wait()
         self.producer.halt()
+        self.engine.dispose()
 
     def wait_for_start(self) -> None:
         """Wait until every worker runs, and jobs are being done."""
@@ -94,17 +92,14 @@ class Load:
 
     def add_worker(self) -> None:
         """One more process, which ends with this one whatever ends it."""
-        arguments = [self.url, json.dumps(self.options | {"worker_id": f"worker-{len(self._workers)}"})]
-        launcher = [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), "-"]
-        with self._log(len(self._workers)).open("wb") as log:
-            self._workers.append(
-                subprocess.Popen([*launcher, sys.executable, load_worker.__file__, *arguments], stdout=log, stderr=log)
-            )
+        name = f"worker-{len(self._workers)}"
+        options = self.options | {"worker_id": name}
+        self._workers.append(WorkerProcess(load_worker.serve, self.url, options, name, self._log(len(self._workers))))
 
     @property
     def logs(self) -> list[str]:
         """What each worker said, without the jobs that fail as they should."""
-        texts = [self._log(n).read_text().splitlines() for n in range(len(self._workers))]
+        texts = [worker.said().splitlines() for worker in self._workers]
         return ["\n".join(line for line in lines if "as it should" not in line) for lines in texts]
 
     def scalar(self, sql: str, **parameters: Any) -> Any:
@@ -136,7 +131,7 @@ class Load:
         recovery = self._wait_for_recovery()
         self.wait_for_start()
         self.producer.stop()
-        quiet = self._wait_until_done(self.scalar("SELECT clock_timestamp()"))
+        quiet = self._wait_until_done("infinity")  # the last failure jobs too, which are made while we wait
         self.check_alive()
         counts = count(self.engine, self.producer)
         print(
@@ -185,8 +180,8 @@ class Load:
 
     def _end_workers(self) -> None:
         for worker in self._workers:
-            worker.terminate()
-        codes = [worker.wait(20) for worker in self._workers]
+            worker.send(signal.SIGTERM)
+        codes = [worker.wait() for worker in self._workers]
         assert codes == [0] * len(codes), "\n".join([f"exit codes {codes}", *self.logs])
 
     def _log(self, n: int) -> Path:

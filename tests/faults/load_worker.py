@@ -1,10 +1,8 @@
-"""A worker process under load: `python load_worker.py URL OPTIONS_JSON`. Its handlers note each start and end."""
+"""What a worker process under load runs. Its handlers note each start and end."""
 
 from __future__ import annotations
 
-import json
 import logging
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -77,11 +75,11 @@ def effect(payload: Any, ctx: JobContext) -> None:
         ctx.connection.execute(sa.text("INSERT INTO effects (job_id) VALUES (:id)"), {"id": ctx.id})
 
 
-if __name__ == "__main__":
+def serve(url: str, options: dict[str, Any]) -> None:
+    global engine
     logging.basicConfig(level=logging.INFO)
-    options = json.loads(sys.argv[2])
     engine = sa.create_engine(
-        sys.argv[1],
+        url,
         pool_size=options.get("concurrency", 10),
         pool_pre_ping=True,
         connect_args={"application_name": "worker", "connect_timeout": 3},
