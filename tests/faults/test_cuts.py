@@ -52,16 +52,22 @@ def tally() -> Iterator[list[Cut]]:
 
 
 def faults(clean: Clean) -> Iterator[Fault]:
-    """Messages that are sent without waiting for an answer are a flight."""
+    """Messages that are sent without waiting for an answer are a flight.
+
+    In the last two, COMMIT and its reply, each message counts. Before them the cuts within a flight have one outcome,
+    and one message of each flight stands for the others: its first, second, third and so on, from flight to flight.
+    """
     n = {"client": 0, "server": 0}
     flights = [(sender, len(list(flight))) for sender, flight in groupby(clean.messages, lambda message: message[0])]
     for index, (sender, length) in enumerate(flights):
+        at_commit = index >= len(flights) - 2
         for place in range(length):
             n[sender] += 1
-            yield Fault(sender, n[sender], CUT_BEFORE)
+            if EVERY or at_commit or place == index // 2 % length:
+                yield Fault(sender, n[sender], CUT_BEFORE)
             if EVERY or place == length - 1:
                 yield Fault(sender, n[sender], CUT_AFTER, reset=False)
-            if EVERY or place == 0 or index >= len(flights) - 2:
+            if EVERY or at_commit or place == 0:
                 yield Fault(sender, n[sender], HALF_OPEN)
 
 
