@@ -11,9 +11,9 @@ TEXTS = ['"', "\\", '\\"', "{}", "NULL", "null", ",", '","', " ", "", "é", "\U0
 @pytest.mark.parametrize(
     "items", [[], [""], ["", ""], [None], ["NULL", None], TEXTS, [*TEXTS, None], *([text] for text in TEXTS)]
 )
-def test_texts_come_back(conn: sa.Connection, items: list[str | None]) -> None:
+def test_texts_come_back(shared_conn: sa.Connection, items: list[str | None]) -> None:
     given = sa.bindparam("items", array_literal(items), sa.Text())
-    assert conn.scalar(sa.select(sa.cast(given, sa.ARRAY(sa.Text)))) == items
+    assert shared_conn.scalar(sa.select(sa.cast(given, sa.ARRAY(sa.Text)))) == items
 
 
 def test_integers_and_nothing() -> None:

@@ -38,14 +38,14 @@ ODD = [
 
 
 @pytest.mark.parametrize("odd", ODD)
-def test_a_prefix_and_a_schema_may_hold_anything(conn: sa.Connection, odd: str) -> None:
+def test_a_prefix_and_a_schema_may_hold_anything(shared_conn: sa.Connection, odd: str) -> None:
     # PostgreSQL keeps the names that begin with pg_ for itself.
     schema = odd if odd and not odd.startswith("pg_") else None
     if schema:
-        conn.execute(sa.schema.CreateSchema(schema))
+        shared_conn.execute(sa.schema.CreateSchema(schema))
     queue = Queue(odd, schema)
-    migrations.apply(conn, queue)
-    go_round(conn, queue)
+    migrations.apply(shared_conn, queue)
+    go_round(shared_conn, queue)
 
 
 def go_round(conn: sa.Connection, queue: Queue) -> None:
@@ -74,10 +74,10 @@ def test_with_every_style_of_parameters(any_conn: sa.Connection) -> None:
     go_round(any_conn, queue)
 
 
-def test_two_queues_in_one_database_know_nothing_of_each_other(conn: sa.Connection) -> None:
+def test_two_queues_in_one_database_know_nothing_of_each_other(shared_conn: sa.Connection) -> None:
     one, two = Queue(), Queue("other_")
-    migrations.apply(conn, two)
-    add(conn, one, mutex_keys=["k"])
-    id = add(conn, two, mutex_keys=["k"])
-    assert claim(conn, two, *candidates(conn, two))[0].id == id
-    assert len(candidates(conn, one)) == 1, "the same key in another queue holds nobody up"
+    migrations.apply(shared_conn, two)
+    add(shared_conn, one, mutex_keys=["k"])
+    id = add(shared_conn, two, mutex_keys=["k"])
+    assert claim(shared_conn, two, *candidates(shared_conn, two))[0].id == id
+    assert len(candidates(shared_conn, one)) == 1, "the same key in another queue holds nobody up"
