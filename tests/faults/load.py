@@ -169,8 +169,12 @@ class Load:
         """Whether all that was enqueued `until` then has ended in time."""
         end = time.monotonic() + timeout
         # One look decides: at the next, a transaction from before `until` may have been committed.
-        seen = wait_until(lambda: not self._undone(until) and "done" or time.monotonic() > end and "late", timeout + 10)
-        return seen == "done"
+        return wait_until(lambda: self._seen_done(until, end), timeout + 10) == "done"
+
+    def _seen_done(self, until: Any, end: float) -> str:
+        if not self._undone(until):
+            return "done"
+        return "late" if time.monotonic() > end else ""
 
     def _undone(self, until: Any) -> bool:
         self.check_alive()
