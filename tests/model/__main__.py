@@ -25,6 +25,9 @@ from tests.model import bugs
 from tests.model.machine import STEPS, run_sequences
 from tests.model.permutations import Stage, pairs, play_pairs, triples
 
+BATCH = 500
+"""Sequences of one seed; hypothesis keeps what it has tried, and gets slow and large with thousands."""
+
 
 def main() -> None:
     options = arguments()
@@ -55,14 +58,17 @@ def arguments() -> argparse.Namespace:
 def many_sequences(engine: sa.Engine, n: int, seed: int, steps: int) -> None:
     print(f"{n} sequences of at most {steps} steps, seed {seed}", flush=True)
     started = time.monotonic()
-    try:
-        run_sequences(engine, n, random=seed, steps=steps)
-    except Exception as problem:
-        for line in (*getattr(problem, "__notes__", ()), "", f"{type(problem).__name__}: {problem}"):
-            print(line)
-        sys.exit(1)
-    took = time.monotonic() - started
-    print(f"all as the model says: {took:.0f} s, {n / took:.1f} sequences/s")
+    for done in range(0, n, BATCH):
+        batch, its_seed = min(BATCH, n - done), seed + done // BATCH
+        try:
+            run_sequences(engine, batch, random=its_seed, steps=steps)
+        except Exception as problem:
+            for line in (*getattr(problem, "__notes__", ()), "", f"{type(problem).__name__}: {problem}"):
+                print(line)
+            print(f"again: --sequences {batch} --seed {its_seed} --steps {steps}")
+            sys.exit(1)
+        took = time.monotonic() - started
+        print(f"{done + batch} as the model says: {took:.0f} s, {(done + batch) / took:.1f} sequences/s", flush=True)
 
 
 def every_permutation(engine: sa.Engine) -> None:
