@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import sqlalchemy as sa
 
@@ -12,6 +12,14 @@ from tests.support import wait_until
 
 FOLLOWERS = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'"
 NAMES = "ALTER SYSTEM SET synchronous_standby_names = '{names}'"
+
+
+class Reachable(Protocol):
+    """A server, whoever runs it."""
+
+    port: int
+
+    def url(self, database: str = "postgres", *, tcp: bool = False) -> str: ...
 
 
 class Standby(Server):
@@ -43,18 +51,18 @@ def follow(primary: Server, names: str = "*") -> None:
     wait_until(lambda: scalar(primary, f"SELECT count(*) FROM pg_stat_replication WHERE sync_state = '{state}'"), 60)
 
 
-def execute(server: Server, sql: str) -> None:
+def execute(server: Reachable, sql: str) -> None:
     scalar(server, sql)
 
 
-def scalar(server: Server, sql: str) -> object:
+def scalar(server: Reachable, sql: str) -> object:
     engine = sa.create_engine(server.url(), isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
     with engine.connect() as conn:
         result = conn.exec_driver_sql(sql)
         return result.scalar() if result.returns_rows else None
 
 
-def either(first: Server, second: Server, database: str) -> str:
+def either(first: Reachable, second: Reachable, database: str) -> str:
     """The URL of the database on whichever of them takes writes."""
     hosts = [("host", f"127.0.0.1:{server.port}") for server in (first, second)]
     url = sa.make_url(first.url(database, tcp=True)).set(host=None, port=None)
