@@ -2,52 +2,25 @@
 
 from __future__ import annotations
 
-import http.client
-import json
-import os
-import signal
-import socket
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-from sqlalchemy import URL
+from sqlalchemy.exc import DBAPIError
 
-from sqlane_sa.demo.account import Account, other_account
-from sqlane_sa.demo.folder import Folder
-from sqlane_sa.demo.process import Process
-from sqlane_sa.demo.server import USER
-from tests.conftest import memory_folder
+from sqlane_sa.demo.account import other_account
+from tests.faults.patroni_nodes import CONTROLLER, PATIENCE, POSTGRES, Member, Node, free_ports
+from tests.faults.patroni_processes import end_with_us
 from tests.faults.standby import scalar
 from tests.support import wait_until
 
-POSTGRES = Path("/usr/lib/postgresql/15/bin")
-PATRONI = "/usr/bin/patroni"
-CONTROLLER = "/usr/bin/patroni_raft_controller"
-CONTROL = "/usr/bin/patronictl"
 PACKAGES = {
     "patroni": Path(CONTROLLER),
     "python3-pysyncobj": Path("/usr/lib/python3/dist-packages/pysyncobj"),
     "postgresql-15": POSTGRES / "postgres",
 }
-SCOPE = "sqlane"
-PATIENCE = 120.0
-"""Seconds to wait for a state of the cluster."""
 SYNCHRONOUS = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
-
-# A leader that does not renew its lock for `ttl` seconds loses it. Strict: without a standby no COMMIT returns.
-AGREED: dict[str, Any] = {
-    "ttl": 15,
-    "loop_wait": 1,
-    "retry_timeout": 5,
-    "synchronous_mode": True,
-    "synchronous_mode_strict": True,
-    "postgresql": {
-        "use_pg_rewind": True,
-        "parameters": {"max_connections": 200, "max_wal_size": "256MB", "fsync": "off"},
-    },
-}
 
 
 def missing() -> list[str]:
@@ -55,165 +28,24 @@ def missing() -> list[str]:
     return [package for package, path in PACKAGES.items() if not path.exists()]
 
 
-class Member:
-    """A process with a vote in who leads, in a folder of its own; `Member` itself has no server, and only votes."""
-
-    def __init__(self, name: str, votes: dict[str, str], account: Account | None) -> None:
-        self.name = name
-        self.folder = Folder(account, memory_folder())
-        self._account = account
-        self._process: Process | None = None
-        self._votes = votes
-        self._settings = self.folder.path / "settings.yml"
-
-    def start(self) -> None:
-        """Start, on the data of the last run if there was one; a running one stays as it is."""
-        if self._process is not None and self._process.running:
-            return
-        # JSON is YAML too.
-        self._settings.write_text(json.dumps(self.settings()))
-        self._settings.chmod(0o644)
-        self._process = Process([self.program(), str(self._settings)], self._account, self.folder)
-
-    def program(self) -> str:
-        return CONTROLLER
-
-    def settings(self) -> dict[str, Any]:
-        others = [vote for name, vote in self._votes.items() if name != self.name]
-        raft = {"self_addr": self._votes[self.name], "partner_addrs": others, "data_dir": str(self.folder.data)}
-        return {"scope": SCOPE, "name": self.name, "raft": raft}
-
-    def check_alive(self) -> None:
-        assert self._process is not None and self._process.running, self.said()
-
-    def said(self) -> str:
-        return f"{self.name} said:\n{self.folder.log_tail(40)}"
-
-    def close(self) -> None:
-        """Kill it with all that it started, and remove its files."""
-        if self._process is not None:
-            self._process.kill()
-        try:
-            wait_until(self._kill_rest, 30, f"the end of the processes of {self.name}")
-        finally:
-            self.folder.remove()
-
-    def processes(self) -> list[int]:
-        """All that it started: Patroni's processes are in its folder, and a server's in the one of its data."""
-        return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if self._started(pid)]
-
-    def _started(self, pid: int) -> bool:
-        try:
-            return Path(f"/proc/{pid}/cwd").readlink().is_relative_to(self.folder.path)
-        except OSError:
-            return False
-
-    def _kill_rest(self) -> bool:
-        """A server outlives its Patroni, and one that is being started has yet to appear."""
-        pids = self.processes()
-        for pid in pids:
-            kill(pid)
-        return not pids
-
-
-class Node(Member):
-    """Patroni and its server."""
-
-    def __init__(self, name: str, votes: dict[str, str], account: Account | None) -> None:
-        super().__init__(name, votes, account)
-        self.port, self._api_port = free_ports(2)
-        self._data = self.folder.data / "server"
-
-    def url(self, database: str = "postgres", *, tcp: bool = False) -> str:
-        at = URL.create("postgresql+psycopg", USER, host="127.0.0.1", port=self.port, database=database)
-        return at.render_as_string()
-
-    def program(self) -> str:
-        return PATRONI
-
-    def settings(self) -> dict[str, Any]:
-        sql, api = f"127.0.0.1:{self.port}", f"127.0.0.1:{self._api_port}"
-        anybody = ["local all all trust", "host all all 127.0.0.1/32 trust", "host replication all 127.0.0.1/32 trust"]
-        return super().settings() | {
-            "restapi": {"listen": api, "connect_address": api},
-            "bootstrap": {"dcs": AGREED, "initdb": [{"encoding": "UTF8"}, {"locale": "C"}, "no-sync"]},
-            "postgresql": {
-                "listen": sql,
-                "connect_address": sql,
-                "data_dir": str(self._data),
-                "bin_dir": str(POSTGRES),
-                "pgpass": str(self.folder.data / "pgpass"),
-                "authentication": {"superuser": {"username": USER}, "replication": {"username": USER}},
-                "parameters": {"unix_socket_directories": str(self.folder.sockets)},
-                "pg_hba": anybody,
-                "basebackup": [{"checkpoint": "fast"}, "no-sync"],
-                # A leader that was killed may have what its standby has not.
-                "remove_data_directory_on_rewind_failure": True,
-                "remove_data_directory_on_diverged_timelines": True,
-            },
-            "watchdog": {"mode": "off"},
-        }
-
-    def kill(self) -> None:
-        """kill -9 of Patroni and of its server, and wait until nothing of them is left."""
-        postmaster = int((self._data / "postmaster.pid").read_text().split("\n")[0])
-        assert self._process is not None and postmaster in self.processes()
-        self._process.send(signal.SIGKILL)
-        kill(postmaster)
-        self._process.kill()
-        wait_until(lambda: not self.processes(), PATIENCE, f"the end of the sessions of {self.name}")
-
-    def leads(self) -> bool:
-        """Whether it holds the leader's lock, and its server takes writes."""
-        return self._ask("/primary") is not None
-
-    def roles(self) -> dict[str, str]:
-        """Of the nodes, as it sees them: "leader", "sync_standby", "replica"; none while it does not answer."""
-        answer = self._ask("/cluster") or {}
-        return {member["name"]: member["role"] for member in answer.get("members", [])}
-
-    def _ask(self, path: str) -> dict[str, Any] | None:
-        api = http.client.HTTPConnection("127.0.0.1", self._api_port, timeout=10)
-        try:
-            api.request("GET", path)
-            answer = api.getresponse()
-            return json.loads(answer.read()) if answer.status == 200 else None
-        except (OSError, http.client.HTTPException):
-            return None
-        finally:
-            api.close()
-
-    def hand_over(self, to: Node) -> None:
-        """A clean switchover. Raises AssertionError when Patroni refuses it."""
-        options = ["--leader", self.name, "--candidate", to.name, "--force"]
-        command = [CONTROL, "--config-file", str(self._settings), "switchover", *options, SCOPE]
-        control = Process(command, self._account, self.folder)
-        try:
-            assert control.wait(PATIENCE), self.said()
-        finally:
-            control.kill()
-        assert control.returncode == 0, self.said()
-
-
 class Cluster:
     """`with Cluster() as cluster:` starts two nodes and a third vote, and waits until every COMMIT is on both nodes."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
+        self.members: list[Member] = []
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            account = other_account()
             names = ("one", "two", "vote")
             votes = {name: f"127.0.0.1:{port}" for name, port in zip(names, free_ports(len(names)), strict=True)}
-            self.nodes: list[Node] = []
-            self.members: list[Member] = []
+            account = other_account()
             for name in names:
                 member = (Member if name == "vote" else Node)(name, votes, account)
                 stack.callback(member.close)
                 self.members.append(member)
-                if isinstance(member, Node):
-                    self.nodes.append(member)
+            keeper = stack.enter_context(end_with_us(member.folder.path for member in self.members))
+            stack.callback(keeper.kill)
             self.start()
             self._stack = stack.pop_all()
         return self
@@ -222,6 +54,11 @@ class Cluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+
+    @property
+    def nodes(self) -> tuple[Node, Node]:
+        first, second = (member for member in self.members if isinstance(member, Node))
+        return first, second
 
     def start(self) -> None:
         """Start what does not run, and wait until the cluster is whole."""
@@ -244,25 +81,7 @@ class Cluster:
             member.check_alive()
         try:
             leader, other = self.pair()
-        except ValueError:
+            followers = scalar(leader, SYNCHRONOUS)
+        except (ValueError, DBAPIError):
             return False
-        return (
-            leader.roles() == {leader.name: "leader", other.name: "sync_standby"} and scalar(leader, SYNCHRONOUS) == 1
-        )
-
-
-def kill(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def free_ports(n: int) -> list[int]:
-    """All different."""
-    probes = [socket.socket() for _ in range(n)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
+        return followers == 1 and leader.roles() == {leader.name: "leader", other.name: "sync_standby"}

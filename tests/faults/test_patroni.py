@@ -10,13 +10,15 @@ import sqlalchemy as sa
 from sqlane_sa import Queue
 from sqlane_sa.migrations import apply
 from tests.faults.conftest import StartLoad
-from tests.faults.patroni import PATIENCE, Cluster, missing
+from tests.faults.patroni import Cluster, missing
+from tests.faults.patroni_nodes import PATIENCE
 from tests.faults.standby import either, execute
 from tests.support import wait_until
 
 pytestmark = [
     # .ci/run does not install them: no "apt-get install" here, which would make it a failure there.
     pytest.mark.skipif(bool(missing()), reason=f"not installed: {', '.join(missing())} (packages of Debian)"),
+    pytest.mark.slow,
     # The parts wait for each other's timeouts, and for a busy machine.
     pytest.mark.timeout(600),
 ]
