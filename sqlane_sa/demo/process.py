@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import Future
+from contextlib import suppress
 from threading import Thread
 
 from sqlane_sa.demo import launch
@@ -53,8 +54,9 @@ class Process:
     def kill(self) -> None:
         """Kill it with all its children, if it still runs, and wait for its end."""
         if self._popen.poll() is None:
-            # It leads a session and so a group of its own.
-            os.killpg(self._popen.pid, signal.SIGKILL)
+            # It leads a session and so a group of its own. Its keeper may just have seen its end, and not said so yet.
+            with suppress(ProcessLookupError):
+                os.killpg(self._popen.pid, signal.SIGKILL)
         self._keeper.join()
 
     def wait(self, timeout: float) -> bool:
