@@ -66,22 +66,19 @@ class Cluster:
             member.start()
         self.wait_until_whole()
 
-    def pair(self) -> tuple[Node, Node]:
-        """The leader, and the other one. Raises ValueError while there is no leader."""
-        first, second = self.nodes
-        leader = [node.leads() for node in self.nodes].index(True)
-        return (first, second) if leader == 0 else (second, first)
+    def wait_until_whole(self) -> tuple[Node, Node]:
+        """Wait until there is a leader, and the other node is its synchronous standby; in this order."""
+        leader, other = wait_until(self._whole, PATIENCE, "a leader with a synchronous standby")
+        return leader, other
 
-    def wait_until_whole(self) -> None:
-        """Wait until there is a leader, and the other node is its synchronous standby."""
-        wait_until(self._is_whole, PATIENCE, "a leader with a synchronous standby")
-
-    def _is_whole(self) -> bool:
+    def _whole(self) -> list[Node]:
         for member in self.members:
             member.check_alive()
+        first, second = self.nodes
+        leader, other = (first, second) if first.leads() else (second, first)
+        if leader.roles() != {leader.name: "leader", other.name: "sync_standby"}:
+            return []
         try:
-            leader, other = self.pair()
-            followers = scalar(leader, SYNCHRONOUS)
-        except (ValueError, DBAPIError):
-            return False
-        return followers == 1 and leader.roles() == {leader.name: "leader", other.name: "sync_standby"}
+            return [leader, other] if scalar(leader, SYNCHRONOUS) == 1 else []
+        except DBAPIError:
+            return []

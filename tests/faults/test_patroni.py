@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -10,8 +11,9 @@ import sqlalchemy as sa
 from sqlane_sa import Queue
 from sqlane_sa.migrations import apply
 from tests.faults.conftest import StartLoad
+from tests.faults.load import Load
 from tests.faults.patroni import Cluster, missing
-from tests.faults.patroni_nodes import PATIENCE
+from tests.faults.patroni_nodes import PATIENCE, Node
 from tests.faults.standby import either, execute
 from tests.support import wait_until
 
@@ -40,7 +42,7 @@ def cluster(started: Cluster) -> Cluster:
 @pytest.fixture
 def url(cluster: Cluster, request: pytest.FixtureRequest) -> str:
     """A migrated database of the test's own, on whichever node takes writes."""
-    leader, _ = cluster.pair()
+    leader, _ = cluster.wait_until_whole()
     name = request.node.name
     execute(leader, f"CREATE DATABASE {name}")
     apply(sa.create_engine(leader.url(name), poolclass=sa.NullPool), Queue())
@@ -50,28 +52,43 @@ def url(cluster: Cluster, request: pytest.FixtureRequest) -> str:
 def test_the_leader_is_killed(load: StartLoad, cluster: Cluster, url: str) -> None:
     """Patroni and its server at once; the standby takes over by itself when the leader's lock has run out."""
     under = load(url)
-    leader, other = cluster.pair()
+    leader, other = cluster.wait_until_whole()
+    began = time.monotonic()
     leader.kill()
-    wait_until(lambda: under.check_alive() or other.leads(), PATIENCE, f"{other.name} in the place of {leader.name}")
+    wait_for_leader(other, under)
+    led = time.monotonic() - began
     # No COMMIT returns while the new leader has no standby.
     leader.start()
     cluster.wait_until_whole()
+    away = time.monotonic() - began
     under.fault_ended()
-    counts = under.finish("failover by Patroni", "leader killed; its synchronous standby took over, then it came back")
+    done = f"leader killed; its synchronous standby led after {led:.0f} s, and had a standby after {away:.0f} s"
+    counts = under.finish("failover by Patroni", done)
     assert counts.faults == {}
     assert under.producer.errors, "the producer saw the failover"
     assert under.scalar("SHOW port") == str(other.port)
 
 
 def test_the_leader_hands_over(load: StartLoad, cluster: Cluster, url: str) -> None:
-    """The leader is stopped in order, the standby promoted, and each follows the other from then on."""
+    """The leader is stopped in order, its standby is promoted, and it follows that one from then on."""
     under = load(url)
-    leader, other = cluster.pair()
+    leader, other = cluster.wait_until_whole()
+    began = time.monotonic()
     leader.hand_over(to=other)
-    wait_until(lambda: under.check_alive() or other.leads(), PATIENCE, f"{other.name} in the place of {leader.name}")
+    wait_for_leader(other, under)
     cluster.wait_until_whole()
+    away = time.monotonic() - began
     under.fault_ended()
-    counts = under.finish("switchover by Patroni", "the leader stopped, its synchronous standby promoted")
+    done = f"patronictl switchover; the new leader had a standby after {away:.0f} s"
+    counts = under.finish("switchover by Patroni", done)
     assert counts.faults == {}
     assert under.producer.errors, "the producer saw the switchover"
     assert under.scalar("SHOW port") == str(other.port)
+
+
+def wait_for_leader(node: Node, under: Load) -> None:
+    def leads() -> bool:
+        under.check_alive()
+        return node.leads()
+
+    wait_until(leads, PATIENCE, f"{node.name} as the leader")
