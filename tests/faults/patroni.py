@@ -37,11 +37,10 @@ class Cluster:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            names = ("one", "two", "vote")
-            votes = {name: f"127.0.0.1:{port}" for name, port in zip(names, free_ports(len(names)), strict=True)}
-            account = other_account()
-            for name in names:
-                member = (Member if name == "vote" else Node)(name, votes, account)
+            account, ports = other_account(), free_ports(7)
+            votes = {name: f"127.0.0.1:{port}" for name, port in zip(("one", "two", "vote"), ports, strict=False)}
+            for name, own in (("one", ports[3:5]), ("two", ports[5:]), ("vote", [])):
+                member = Node(name, votes, account, own) if own else Member(name, votes, account)
                 stack.callback(member.close)
                 self.members.append(member)
             keeper = stack.enter_context(end_with_us(member.folder.path for member in self.members))
@@ -68,7 +67,12 @@ class Cluster:
 
     def wait_until_whole(self) -> tuple[Node, Node]:
         """Wait until there is a leader, and the other node is its synchronous standby; in this order."""
-        leader, other = wait_until(self._whole, PATIENCE, "a leader with a synchronous standby")
+        try:
+            leader, other = wait_until(self._whole, PATIENCE, "a leader with a synchronous standby")
+        except AssertionError as error:
+            for member in self.members:
+                error.add_note(member.said())
+            raise
         return leader, other
 
     def _whole(self) -> list[Node]:

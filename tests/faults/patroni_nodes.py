@@ -88,11 +88,11 @@ class Member:
 
 
 class Node(Member):
-    """Patroni and its server."""
+    """Patroni and its server, at two ports."""
 
-    def __init__(self, name: str, votes: dict[str, str], account: Account | None) -> None:
+    def __init__(self, name: str, votes: dict[str, str], account: Account | None, ports: list[int]) -> None:
         super().__init__(name, votes, account)
-        self.port, self._api_port = free_ports(2)
+        self.port, self._api_port = ports
         self._data = self.folder.data / "server"
 
     def url(self, database: str = "postgres", *, tcp: bool = False) -> str:
