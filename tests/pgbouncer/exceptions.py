@@ -3,6 +3,7 @@
 LISTENS = "notifications do not arrive there; a worker polls"
 OLD_SESSIONS = "a setting of the database reaches new sessions only, and the pooler goes on lending the old ones"
 OWN_SESSIONS = "it ends or stops a server process as that of one connection, which the pooler lends to others too"
+LENT_SESSIONS = "the worker leaves a session that is not its own as it is, with the keepalives of the pooler"
 TWO_SYNCS = "pg8000 parses and runs a statement in two messages, and outside a transaction they reach two sessions"
 PREPARES = "it has statements prepared, as nobody may behind a pooler"
 
@@ -15,6 +16,10 @@ EXCEPTIONS = {
     "tests/worker/test_deadlines.py::test_a_call_that_gets_no_answer_ends_and_the_next_has_a_new_session[pg8000]": (
         TWO_SYNCS
     ),
+    "tests/worker/test_deadlines.py::test_a_workers_connections_have_keepalives_and_the_applications_keep_theirs": (
+        LENT_SESSIONS
+    ),
+    "tests/worker/test_ear.py": LISTENS,
     "tests/worker/test_idle_transactions.py": LISTENS,
     "tests/worker/test_key_release.py::test_a_job_that_commits_while_its_key_is_freed_starts[wake-ups]": LISTENS,
     "tests/worker/test_keys.py::test_a_job_that_waits_for_its_key_hides_no_later_ones": LISTENS,
@@ -22,6 +27,7 @@ EXCEPTIONS = {
     "tests/worker/test_listener.py": LISTENS,
     "tests/worker/test_pick_up.py": LISTENS,
     "tests/worker/test_schema_changes.py::test_a_column_is_added_while_statements_are_prepared": PREPARES,
+    "tests/worker/test_stream.py": LISTENS,
     "tests/worker/test_timezones.py": OLD_SESSIONS,
     "tests/worker/test_transactional.py::test_a_connection_that_broke_while_idle_costs_no_attempt": OWN_SESSIONS,
     "tests/worker/test_transactional.py::test_a_connection_that_breaks_right_after_its_use_costs_no_attempt": (

@@ -94,7 +94,7 @@ def test_a_held_key_starves_no_other(queue: Queue, work: Any, engine: sa.Engine,
         wait_until(lambda: job(id_).status == "completed")  # noqa: B023
     assert order == []
     go.set()
-    wait_until(lambda: len(order) >= 100)
+    wait_until(lambda: len(order) >= 100, 60)
     worker.stop()
     assert order == list(range(len(order)))
     assert worker.failure is None
