@@ -38,6 +38,21 @@ def connection_of(on: object, tables: Tables, method: str) -> Connection:
     return conn
 
 
+def refuse_wrong(on: object, method: str) -> None:
+    """Raises `HandleError` for what `connection_of` takes for no handle, and touches nothing of one."""
+    if not (isinstance(on, Connection) or _is_session(on)):
+        raise _wrong_handle(on, method)
+
+
+def refuse_wrong_async(on: object, method: str) -> None:
+    """`refuse_wrong` for what `run_on` takes."""
+    if getattr(on, "run_sync", None) is None or not _is_async(on):
+        raise HandleError(
+            f"queue.a{method}() takes {_ASYNC}, and got {type(on).__name__}; "
+            f"on {_SYNC} call queue.{method}() without await"
+        )
+
+
 def reading_connection(on: object, tables: Tables, method: str) -> Connection:
     """The connection of `on`, for a look; nothing of a session is flushed. Raises `HandleError`."""
     if isinstance(on, Connection):
@@ -56,12 +71,8 @@ async def run_on(on: object, method: str, operation: Callable[[Any], Result]) ->
 
     Raises `HandleError` for anything else.
     """
-    run_sync: Callable[[Callable[[Any], Result]], Awaitable[Result]] | None = getattr(on, "run_sync", None)
-    if run_sync is None or not _is_async(on):
-        raise HandleError(
-            f"queue.a{method}() takes {_ASYNC}, and got {type(on).__name__}; "
-            f"on {_SYNC} call queue.{method}() without await"
-        )
+    refuse_wrong_async(on, method)
+    run_sync: Callable[[Callable[[Any], Result]], Awaitable[Result]] = on.run_sync  # type: ignore[attr-defined]
     return await run_sync(operation)
 
 

@@ -8,10 +8,12 @@ from datetime import datetime, timedelta
 from typing import Any, Generic, ParamSpec, TypeVar, Unpack
 
 from sqlalchemy import MetaData
+from sqlalchemy.exc import DBAPIError
 
 from sqlane_sa import store
-from sqlane_sa.handles import connection_of, reading_connection, run_on
+from sqlane_sa.handles import connection_of, reading_connection, refuse_wrong, refuse_wrong_async, run_on
 from sqlane_sa.schema import Tables
+from sqlane_sa.sqlstate import UNDEFINED_TABLE, sqlstate
 from sqlane_sa.values.checks import (
     check_delay,
     check_id,
@@ -37,6 +39,11 @@ from sqlane_sa.values.text import check_keys
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+NO_TABLES = (
+    "the tables of the queue are not where this connection looks for them: `sqlane migrate` makes them, or your own "
+    "Alembic revisions do (docs/migrations.md); or give Queue(prefix=..., schema=...) as they were made"
+)
 
 SECONDS = float | timedelta
 
@@ -143,7 +150,7 @@ class Queue:
         written and `created` is False. Raises what `new` raises before any SQL is sent, `HandleError` and
         `AutocommitError`.
         """
-        return self._insert(on, [self.new(name, payload, **options)], "enqueue")[0]
+        return self._insert(on, [self._new_for(refuse_wrong, on, name, payload, options)], "enqueue")[0]
 
     def enqueue_many(self, on: Any, jobs: Iterable[NewJob], *, copy: bool = False) -> list[Enqueued]:
         """Write any number of jobs in the transaction of `on`; one `Enqueued` each, in input order.
@@ -158,7 +165,7 @@ class Queue:
 
     async def aenqueue(self, on: Any, name: str, payload: Any = None, **options: Unpack[JobOptions]) -> Enqueued:
         """`enqueue` in the transaction of an AsyncSession or AsyncConnection."""
-        job = self.new(name, payload, **options)
+        job = self._new_for(refuse_wrong_async, on, name, payload, options)
         return (await run_on(on, "enqueue", lambda sync: self._insert(sync, [job], "enqueue")))[0]
 
     async def aenqueue_many(self, on: Any, jobs: Iterable[NewJob], *, copy: bool = False) -> list[Enqueued]:
@@ -195,6 +202,15 @@ class Queue:
         stranger.define(failed.failure_job)
         return stranger.new(failed.failure_job, payload)
 
+    def _new_for(
+        self, refuse: Callable[[object, str], None], on: object, name: str, payload: Any, options: JobOptions
+    ) -> NewJob:
+        try:
+            return self.new(name, payload, **options)
+        except Exception:
+            refuse(on, "enqueue")  # a forgotten session, and all that was given is taken for something else
+            raise
+
     def _checked(self, jobs: Iterable[NewJob]) -> list[NewJob]:
         good: list[NewJob] = []
         iterator = _iterator(jobs)
@@ -223,9 +239,14 @@ class Queue:
 
     def _insert(self, on: object, jobs: list[NewJob], method: str, copy: bool = False) -> list[Enqueued]:
         conn = connection_of(on, self.tables, method)
-        if copy:
-            return [Enqueued(id_, True) for id_ in store.copy_jobs(conn, self.tables, jobs=jobs)]
-        return store.insert_jobs(conn, self.tables, jobs=jobs)
+        try:
+            if copy:
+                return [Enqueued(id_, True) for id_ in store.copy_jobs(conn, self.tables, jobs=jobs)]
+            return store.insert_jobs(conn, self.tables, jobs=jobs)
+        except DBAPIError as error:
+            if sqlstate(error) == UNDEFINED_TABLE:
+                error.add_note(NO_TABLES)
+            raise
 
 
 class JobHandle(Generic[P, R]):

@@ -35,6 +35,7 @@ from sqlane_sa.store.probe import Lane, next_keyed, next_linger_end, probe, prob
 from sqlane_sa.store.recall import recall
 from sqlane_sa.store.recovery import Recovery, find_stale, recover_stale, recover_stale_many
 from sqlane_sa.store.revision import read_revision
+from sqlane_sa.store.rights import missing_rights
 from sqlane_sa.store.sleepers import awake, fall_asleep, sweep_sleepers, wake
 from sqlane_sa.store.sweep import MutexSweep, WaitsSweep, delete_expired, make_due, sweep_mutexes, sweep_waits
 from sqlane_sa.store.tuning import end_session, pin_plans, pin_session, wait_briefly
@@ -83,6 +84,7 @@ __all__ = [
     "insert_jobs",
     "make_due",
     "mark_timed_out",
+    "missing_rights",
     "next_keyed",
     "next_linger_end",
     "pick_free",

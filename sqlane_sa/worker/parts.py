@@ -15,6 +15,7 @@ from sqlane_sa.queue import Queue
 from sqlane_sa.sqlstate import is_unreachable
 from sqlane_sa.values.errors import SqlaneError
 from sqlane_sa.values.outcome import Released
+from sqlane_sa.worker.advice import advise
 from sqlane_sa.worker.database import Connector, Database
 from sqlane_sa.worker.deadlines import Deadlines, deadline_for, idle_limit_for
 from sqlane_sa.worker.descriptors import Canary
@@ -47,6 +48,7 @@ class Parts:
 
     def __init__(self, engine: Engine, queue: Queue, options: Options, give_up: Callable[[str], None]) -> None:
         self._options = options
+        self._queue = queue
         self._give_up = give_up
         self._lock = threading.Lock()
         self._state = "new"
@@ -126,6 +128,7 @@ class Parts:
                     service.start()
                 names = ", ".join(self._options.names)
                 log.info("worker %s started: %s", self._options.worker_id, names)
+                advise(self._queue)
 
     def start_later(self, check: Callable[[], None], problem: DBAPIError) -> None:
         """Start once `check` passes; `problem` is why it does not now."""

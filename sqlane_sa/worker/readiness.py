@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from sqlalchemy import Engine
@@ -13,12 +13,14 @@ from sqlane_sa import store
 from sqlane_sa.queue import Queue
 from sqlane_sa.schema import REVISION
 from sqlane_sa.sqlstate import UNDEFINED_TABLE, sqlstate
+from sqlane_sa.values.errors import WorkerError
 from sqlane_sa.worker.database import Connector
 from sqlane_sa.worker.deadlines import Deadlines
 
 
 def check_schema(engine: Engine, queue: Queue, deadline: float) -> None:
-    """Raises `SchemaError` in one sentence when the tables are behind or ahead. Workers never do DDL.
+    """Raises `SchemaError` in one sentence when the tables are behind or ahead, and `WorkerError` where this user may
+    not claim. Workers never do DDL.
 
     Like every call of a worker, it ends by its deadline (seconds); and it is made outside the application's pool: after
     a fork, what is idle in there is the other process's, and the one connection of a StaticPool, or the last one of
@@ -35,7 +37,10 @@ def check_schema(engine: Engine, queue: Queue, deadline: float) -> None:
 def _is_ready(engine: Engine, queue: Queue) -> bool:
     with engine.connect() as conn:
         try:
-            return store.read_revision(conn, queue.tables) == REVISION
+            if store.read_revision(conn, queue.tables) != REVISION:
+                return False
+            _refuse_without_rights(store.missing_rights(conn, queue.tables))
+            return True
         except DBAPIError as error:
             if sqlstate(error) != UNDEFINED_TABLE:
                 raise
@@ -44,6 +49,12 @@ def _is_ready(engine: Engine, queue: Queue) -> bool:
             # Not given back: what its isolation level would be reset to is known once the first connection of the
             # engine has been looked at, which may be under way in another thread.
             conn.invalidate()
+
+
+def _refuse_without_rights(missing: Sequence[tuple[str, str]]) -> None:
+    if missing:
+        listed = ", ".join(f"{privilege} on {name}" for name, privilege in missing)
+        raise WorkerError(f"this user has no right to {listed}; docs/roles.md has what to grant to a worker")
 
 
 @contextmanager

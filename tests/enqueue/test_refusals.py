@@ -233,3 +233,14 @@ def test_the_inline_mode_refuses_the_same(conn: sa.Connection, queue: Queue) -> 
     queue.enqueue(conn, "n", {"pair": (1, 2)})
     drain(conn, queue)
     assert got == [{"pair": [1, 2]}]
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_tables_that_are_not_there(engine: sa.Engine, copy: bool) -> None:
+    """The error of the database, and what to do."""
+    queue = Queue(prefix="elsewhere_")
+    queue.define("n")
+    with engine.begin() as conn, pytest.raises(sa.exc.ProgrammingError, match="elsewhere_jobs") as caught:
+        queue.enqueue_many(conn, [queue.new("n")], copy=copy)
+    (note,) = caught.value.__notes__
+    assert "`sqlane migrate` makes them" in note

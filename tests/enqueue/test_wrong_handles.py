@@ -175,3 +175,12 @@ def test_looking_takes_what_can_be_looked_on(engine: sa.Engine, queue: Queue) ->
             queue.get(wrong, "none")
         with pytest.raises(HandleError, match=r"queue\.stats\(\) takes a Session"):
             queue.stats(wrong)
+
+
+def test_a_forgotten_session_is_named_and_not_what_was_taken_for_it(queue: Queue) -> None:
+    """The payload stands where the session should: what it then lacks is no news."""
+    job = queue.job("keyed", mutex_keys=lambda payload: [payload["key"]])(lambda payload: None)
+    with pytest.raises(HandleError, match=r"queue\.enqueue\(\) takes a Session, .* and got dict"):
+        job.enqueue({"key": "k"})
+    with pytest.raises(HandleError, match=r"queue\.aenqueue\(\) takes an AsyncSession .* and got dict"):
+        asyncio.run(job.aenqueue({"key": "k"}))

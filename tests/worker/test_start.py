@@ -121,3 +121,14 @@ def test_a_start_leaves_the_applications_transaction_alone(
         conn.execute(sa.text("INSERT INTO notes VALUES ('after')"))
     engine.dispose()
     assert sql("SELECT note FROM notes") == [("before",), ("after",)]
+
+
+def test_a_failure_job_that_was_probably_mistyped(queue: Queue, work: Any, caplog: pytest.LogCaptureFixture) -> None:
+    queue.job("mail", failure_job="mail.faild")(lambda payload: None)
+    queue.job("mail.failed")(lambda payload: None)
+    queue.job("report", failure_job="elsewhere")(lambda payload: None)
+    with caplog.at_level(logging.INFO):
+        work()
+    said = {record.getMessage(): record.levelname for record in caplog.records}
+    assert said["the failure job of mail, mail.faild, is not defined here; did you mean mail.failed?"] == "WARNING"
+    assert said["the failure job of report, elsewhere, is not defined here; another process has to serve it"] == "INFO"

@@ -1,0 +1,25 @@
+"""Rights: what the user of a connection may do with the queue's tables."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection
+
+from sqlane_sa.schema import Tables
+from sqlane_sa.statement import TEXT, TEXTS, Statement, table_name
+
+MISSING = Statement(
+    """
+SELECT w.name, w.privilege
+FROM unnest(CAST(:names AS text[]), CAST(:privileges AS text[])) AS w(name, privilege)
+WHERE NOT has_any_column_privilege(w.name, w.privilege)""",
+    {"names": TEXTS, "privileges": TEXTS},
+    {"name": TEXT, "privilege": TEXT},
+)
+
+
+def missing_rights(conn: Connection, /, tables: Tables) -> list[tuple[str, str]]:
+    """(table, privilege) of what no claim can do without, and the user has not. The rest shows when it is needed: a
+    queue without keys needs none on theirs."""
+    needed = [(tables.jobs, "SELECT"), (tables.jobs, "UPDATE"), (tables.payloads, "SELECT")]
+    parameters = {"names": [table_name(table) for table, _ in needed], "privileges": [right for _, right in needed]}
+    return [(row.name, row.privilege) for row in conn.execute(MISSING.on(tables), parameters)]
