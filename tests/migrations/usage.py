@@ -107,6 +107,7 @@ def look(conn: sa.Connection, queue: Queue, id: str = "none") -> None:
     store.stats(conn, queue.tables)
     store.count_completed(conn, queue.tables, max_bytes=2**30)
     store.health(conn, queue.tables)
+    store.missing_rights(conn, queue.tables)
 
 
 def _claim(conn: sa.Connection, queue: Queue) -> list[ClaimedJob]:
@@ -141,7 +142,7 @@ def _end(conn: sa.Connection, queue: Queue, jobs: list[ClaimedJob]) -> None:
         if not job.mutex_keys:
             result = store.fail(conn, queue.tables, job=job, error=None, build_failure_job=queue.build_failure_job)
             assert result.changed and bool(result.failure_job_id) == (job.name == "n"), result
-    assert store.complete(conn, queue.tables, jobs=[job for job in jobs if job.mutex_keys])
+    assert store.complete(conn, queue.tables, jobs=[job for job in jobs if job.mutex_keys], idle_limit=LEASE)
 
 
 def _sweep(conn: sa.Connection, queue: Queue) -> None:
