@@ -26,6 +26,11 @@ PATIENCE = 60.0
 
 Serve = Callable[[str, dict[str, Any]], None]
 
+FIGURES = "SELECT count(*), sum(stalls), count(*) FILTER (WHERE status NOT IN ('completed', 'failed')) FROM sqlane_jobs"
+REPEATED = (
+    "SELECT count(*) FROM (SELECT FROM ledger WHERE event = 'start' GROUP BY job_id HAVING count(*) > 1) AS repeated"
+)
+
 # Processes are forked from one that has imported everything and opened nothing: a start takes a tenth of the time.
 FORKING = multiprocessing.get_context("forkserver")
 FORKING.set_forkserver_preload(["sqlane_sa.worker.worker", "sqlane_sa.migrations", "psycopg", "tests.processes.app"])
@@ -128,6 +133,12 @@ class Fleet(Watch):
         job = self.wait_status(id_, "completed", "failed")
         assert job.status == "completed", job
         return job
+
+    def report(self, fault: str, done: str) -> None:
+        """At rest: a line for the table of docs/reliability.md."""
+        ((jobs, stalls, undone),) = self.rows(FIGURES)
+        ((repeated,),) = self.rows(REPEATED)
+        print(f"\nreliability: {fault} | {done} | {jobs} jobs | lost {undone} | repeated {repeated}, stalls {stalls}")
 
     def close(self) -> None:
         for process in self.processes:

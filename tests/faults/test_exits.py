@@ -48,6 +48,7 @@ def test_a_process_that_dies_costs_its_jobs_a_stall(fleet: Fleet) -> None:
         assert fleet.events(id_)[1].worker == "other"
     for id_ in neighbours:
         assert fleet.completed(id_).stalls == 0
+    fleet.report("a handler ends its process", ", ".join(DEADLY))
 
 
 @pytest.mark.parametrize("name", ["raises", "async raises"])
@@ -143,6 +144,7 @@ def test_the_default_lease_outlasts_a_held_interpreter(fleet: Fleet, kind: str) 
     for each in [id_, *neighbours]:
         fleet.wait_for(each, "end", timeout=4 * lease)
     ran_undisturbed(fleet, [id_, *neighbours])
+    fleet.report("the interpreter is held", f"{kind}, a third of a lease of {lease:g} s")
 
 
 def test_a_process_without_its_sockets_recovers_or_ends(fleet: Fleet) -> None:

@@ -64,6 +64,7 @@ def test_no_time_is_a_bad_time_for_a_signal(fleet: Fleet) -> None:
     for id_ in ids:
         job = fleet.job(id_)
         assert (job.stalls, job.attempts, len(fleet.events(id_))) == (0, 1, 1)
+    fleet.report("SIGTERM", f"at {TIMES} moments of a stream")
 
 
 @pytest.mark.parametrize("signals", [2, 3], ids=["twice", "thrice"])
@@ -83,3 +84,4 @@ def test_impatient_signals_lose_nothing(fleet: Fleet, signals: int) -> None:
         assert left or fleet.rows(RUNNING) == []
         kills.check_counts(fleet, ids)
     finish(fleet, ids)
+    fleet.report(f"SIGTERM {'twice' if signals == 2 else 'thrice'}", f"at {TIMES // 4} moments of a stream")
