@@ -159,6 +159,7 @@ class Parts:
             self._close()
             return
         self.loop.stop_claiming()
+        log.info("worker %s claims nothing more; its handlers have %g s", self._options.worker_id, patience)
         self._wait_until(lambda: self.loop.settled.is_set() and not self.jobs, patience, hurry)
         if self.jobs:
             for job in self.jobs.snapshot():

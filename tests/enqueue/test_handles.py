@@ -79,7 +79,7 @@ def test_a_committed_savepoint_shares_the_fate_of_the_outer_one(
     inner.commit()
     outer.commit() if outer_commits else outer.rollback()
     door.commit()
-    assert seen(engine) == (1, 1, 1, 1) if outer_commits else (1, 0, 0, 0)
+    assert seen(engine) == ((1, 1, 1, 1) if outer_commits else (1, 0, 0, 0))
     assert heard() == int(outer_commits)
 
 

@@ -179,7 +179,7 @@ def fiftieth(payload: Any, ctx: JobContext) -> None:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.WARNING)
+    logging.basicConfig(level=os.environ.get("LEVEL", "WARNING"))
     url, options = sys.argv[1], json.loads(sys.argv[2])
     pool_options = options.pop("pool", {})
     engine = sa.create_engine(url, **pool_options)

@@ -153,7 +153,7 @@ def test_a_restarted_server(queue: Queue, caplog: Any) -> None:
     assert [line for line in lines if "trying again" in line] == lines[:1]
 
 
-PARTS = ["loop", "heartbeat", "sweeper", "listener", "timer"]
+PARTS = ["loop", "heartbeat", "sweeper", "listener", "timer", "writer", "deadlines", "tally"]
 ERRORS = {"a bug": RuntimeError("a bug"), "the database": sa.exc.OperationalError("SELECT 1", {}, Exception("gone"))}
 
 
@@ -161,6 +161,8 @@ def nudge(worker: Any, service: Any, sql: Sql) -> None:
     """Let the part come round."""
     service.wake()
     worker._parts.timer.wake.set()
+    worker._parts.jobs.gathered.set()
+    worker._parts.tally._news.set()
     worker._parts.loop.wake()
     sql("SELECT pg_notify(:channel, '')", channel=worker.queue.tables.channel)
 
@@ -173,6 +175,7 @@ def test_a_part_that_fails_once_goes_on(
     """B27: each thread is there after an error of its own, or of the database."""
     queue.job("quick")(lambda payload: None)
     worker = work()
+    assert {one.name for one in worker._parts.services} == set(PARTS)
     (service,) = (one for one in worker._parts.services if one.name == part)
     original, raised = service._run_once, threading.Event()
 
@@ -195,7 +198,7 @@ def test_a_part_that_fails_for_ever_ends_the_worker(
     """B27: never alive with a dead part; the error names it."""
     monkeypatch.setattr("sqlane_sa.worker.service.LAST_BACKOFF", 0.01)
     queue.job("quick")(lambda payload: None)
-    worker = work(lease=60, shutdown_timeout=0.1)
+    worker = work(lease=15, shutdown_timeout=0.1)
     (service,) = (one for one in worker._parts.services if one.name == part)
 
     def fail() -> float:

@@ -12,10 +12,12 @@ from sqlalchemy.exc import DataError
 
 from sqlane_sa import Queue, store
 from sqlane_sa.values.job import ClaimedJob
+from sqlane_sa.worker import heartbeat as module
 from sqlane_sa.worker.database import Connector
 from sqlane_sa.worker.deadlines import UNLIMITED
 from sqlane_sa.worker.heartbeat import Heartbeat
 from sqlane_sa.worker.running import LEASE_LOST, RunningJob, RunningJobs
+from tests.worker.clock import Clock
 
 LEASE = 60.0
 
@@ -139,3 +141,17 @@ def test_where_no_part_can_be_renewed_the_fault_is_not_in_single_rows(
     with pytest.raises(DataError):
         heartbeat.renew()
     assert len(tries) == 25
+
+
+def test_each_lease_is_renewed_twice_before_it_ends_and_once_more(
+    heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A16: three beats to a lease, on a fixed schedule; one that was late does not move those after it."""
+    clock = Clock().rules(monkeypatch, module)
+    heartbeat = Heartbeat(heartbeat._database, heartbeat._tables, RunningJobs(), LEASE)
+    beats: list[float] = []
+    monkeypatch.setattr(heartbeat, "renew", lambda: beats.append(clock.now))
+    start = clock.now
+    while clock.now <= start + 2 * LEASE:
+        clock.now += heartbeat.run_once() + (5 if len(beats) == 1 else 0)
+    assert [beat - start for beat in beats] == [20, 45, 60, 80, 100, 120]
