@@ -6,61 +6,82 @@ Those of `tests.model.bugs` can be put in as well; some of them need more luck, 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
 
-from sqlane_sa.statement import Statement
-from sqlane_sa.store import candidates, finish, locks, recovery
 from tests.model import bugs
+from tests.model.bugs import AHEAD, KEYED_CLAIMS, KEYED_COMPLETION, RUNNING, TOKEN, TURN, Edit
 
 Options = dict[str, Any]
 
-
-def token_check_removed(options: Options) -> None:
-    """A finishing write changes the job whoever runs it by now."""
-    _replace((locks, finish), "j.id = i.id AND j.lock_token = i.lock_token AND j.status", "j.id = i.id AND j.status")
-
-
-def polling_removed(options: Options) -> None:
-    """The notification is trusted: without one nobody looks."""
-    options["poll_interval"] = 86400.0
+FENCED = ("finish.COMPLETE", "finish.COMPLETE_AND_END", "finish.RENEW", "finish.MARK_TIMED_OUT", KEYED_COMPLETION, TURN)
+SORTED_BY_LINES = (*KEYED_CLAIMS, "candidates.WINDOWED", "candidates.WALKED", "lines.FIND_FREE")
+LEASE_ENDED = " AND locked_until < statement_timestamp()"
 
 
-def stale_check_removed(options: Options) -> None:
-    """The sweep takes running jobs back whether or not their lease has ended."""
-    _replace((recovery,), "AND locked_until < statement_timestamp()", "")
+@dataclass(frozen=True)
+class Bug:
+    """Texts of the store and options of the worker that are others than they should be.
+
+    `duty` is a text of every statement that does what the bug spoils: a worker must use none that has not changed.
+    """
+
+    edits: tuple[Edit, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    duty: str = ""
 
 
-def line_ignored(options: Options) -> None:
-    """A job with keys starts although an older one waits for them."""
-    _replace((candidates,), "(a.run_at, a.id) < (c.run_at, c.id)", "false")
+def without(text: str, *statements: str, instead: str = "") -> tuple[Edit, ...]:
+    return tuple(Edit(statement, text, instead) for statement in statements)
 
 
-BUGS: dict[str, Callable[[Options], None]] = {
-    bug.__name__: bug for bug in (token_check_removed, polling_removed, stale_check_removed, line_ignored)
+BUGS: Mapping[str, Bug] = {
+    # A finishing write changes the job whoever runs it by now.
+    "token_check_removed": Bug(
+        (
+            *without(TOKEN + RUNNING, *FENCED, "locks.LOCK_RUNNING", instead=RUNNING),
+            Edit("locks.LOCK_RUNNING", "\nSELECT j.id, j.lock_token,", "\nSELECT j.id, i.lock_token,"),
+        ),
+        duty="FOR UPDATE SKIP LOCKED) AS j",
+    ),
+    # The sweep takes running jobs back whether or not their lease has ended.
+    "stale_check_removed": Bug(
+        without(LEASE_ENDED, "recovery.FIND_STALE", "recovery.LOCK_STALE"), duty="status = 'running' AND locked_until"
+    ),
+    # The notification is trusted: without one nobody looks.
+    "polling_removed": Bug(options={"poll_interval": 86400.0}),
+    # A job with keys starts although an older one waits for them.
+    "line_ignored": Bug(without(AHEAD + "1", *SORTED_BY_LINES, instead=AHEAD + "0"), duty="INSERT INTO {mutexes}"),
 }
 
 
+@contextmanager
+def seeded(bug: str, options: Options) -> Iterator[None]:
+    """Within the block, this process and a worker made of the options have it. Raises LookupError for a name that is
+    none, or when a text is not there any more."""
+    with bugs.edited(bug, BUGS[bug].edits):
+        options.update(BUGS[bug].options)
+        yield
+
+
 def seed(bug: str, options: Options) -> None:
-    """Put it into this process, before its worker is made. Raises KeyError for a name that is none."""
+    """Put it into this process, as long as it lives, before its worker is made."""
     if bug in bugs.BUGS:
         os.environ[bugs.VARIABLE] = bug
         bugs.seed_from_environment()
     else:
-        BUGS[bug](options)
+        _seeds.enter_context(seeded(bug, options))
+
+
+_seeds = ExitStack()
+"""Kept: a generator that nobody refers to is closed, and its bug mended."""
 
 
 def alter(bug: str | None, conn: sa.Connection) -> None:
     """Change the tables where the bug is one of theirs."""
     if bug in bugs.BUGS:
         bugs.alter(bug, conn)
-
-
-def _replace(modules: tuple[Any, ...], old: str, new: str) -> None:
-    statements = {one for module in modules for one in vars(module).values() if isinstance(one, Statement)}
-    hit = [one for one in statements if old in one.sql]
-    assert hit, f"no statement holds {old!r} any more"
-    for one in hit:
-        one.sql = one.sql.replace(old, new)

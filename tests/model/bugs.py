@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -226,15 +226,22 @@ IN_SEQUENCES = ("claim of what is not pending", "linger dropped", "lines not lef
 @contextmanager
 def seeded(name: str) -> Iterator[None]:
     """Within the block, this process runs the store with the bug. Raises LookupError when a text is not there."""
-    edited: dict[str, str] = {}
-    for edit in BUGS[name].edits:
-        text = edited.get(edit.statement) or statement(edit.statement).sql
+    with edited(name, BUGS[name].edits):
+        yield
+
+
+@contextmanager
+def edited(name: str, edits: Iterable[Edit]) -> Iterator[None]:
+    """`seeded` for edits that are none of `BUGS`."""
+    texts: dict[str, str] = {}
+    for edit in edits:
+        text = texts.get(edit.statement) or statement(edit.statement).sql
         if text.count(edit.old) != edit.times:
             message = f"{name}: {edit.old!r} stands {text.count(edit.old)} times in {edit.statement}, not {edit.times}"
             raise LookupError(message)
-        edited[edit.statement] = text.replace(edit.old, edit.new)
+        texts[edit.statement] = text.replace(edit.old, edit.new)
     with ExitStack() as stack:
-        for place, sql in edited.items():
+        for place, sql in texts.items():
             stack.enter_context(swapped(statement(place), sql))
         yield
 
