@@ -27,12 +27,13 @@ LEASE_ENDED = " AND locked_until < statement_timestamp()"
 class Bug:
     """Texts of the store and options of the worker that are others than they should be.
 
-    `duty` is a text of every statement that does what the bug spoils: a worker must use none that has not changed.
+    `duties` are texts of the statements that do what the bug spoils: a worker must use some with each, and none that
+    has not changed.
     """
 
     edits: tuple[Edit, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
-    duty: str = ""
+    duties: tuple[str, ...] = ()
 
 
 def without(text: str, *statements: str, instead: str = "") -> tuple[Edit, ...]:
@@ -46,16 +47,17 @@ BUGS: Mapping[str, Bug] = {
             *without(TOKEN + RUNNING, *FENCED, "locks.LOCK_RUNNING", instead=RUNNING),
             Edit("locks.LOCK_RUNNING", "\nSELECT j.id, j.lock_token,", "\nSELECT j.id, i.lock_token,"),
         ),
-        duty="FOR UPDATE SKIP LOCKED) AS j",
+        duties=("status = 'completed'", "SELECT j.ctid, j.id, j.lock_token"),
     ),
     # The sweep takes running jobs back whether or not their lease has ended.
     "stale_check_removed": Bug(
-        without(LEASE_ENDED, "recovery.FIND_STALE", "recovery.LOCK_STALE"), duty="status = 'running' AND locked_until"
+        without(LEASE_ENDED, "recovery.FIND_STALE", "recovery.LOCK_STALE"),
+        duties=("ORDER BY locked_until", "lock_token, locked_by, attempts, max_attempts, stalls"),
     ),
     # The notification is trusted: without one nobody looks.
     "polling_removed": Bug(options={"poll_interval": 86400.0}),
     # A job with keys starts although an older one waits for them.
-    "line_ignored": Bug(without(AHEAD + "1", *SORTED_BY_LINES, instead=AHEAD + "0"), duty="INSERT INTO {mutexes}"),
+    "line_ignored": Bug(without(AHEAD + "1", *SORTED_BY_LINES, instead=AHEAD + "0"), duties=("INSERT INTO {mutexes}",)),
 }
 
 
