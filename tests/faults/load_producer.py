@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
@@ -33,6 +35,7 @@ class Producer:
         self._engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args={"connect_timeout": 3})
         self._random = random.Random(4)
         self._stop = threading.Event()
+        self._turn = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="producer", daemon=True)
         self.acknowledged: set[str] = set()
         self.unknown: set[str] = set()
@@ -48,6 +51,12 @@ class Producer:
         with self._engine.begin() as conn:
             queue.enqueue(conn, "plain", {"seconds": seconds}, id=id_)
         self.acknowledged.add(id_)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within the block no transaction of the thread's own is under way."""
+        with self._turn:
+            yield
 
     def halt(self) -> None:
         """Begin nothing more, and wait for nothing."""
@@ -65,7 +74,8 @@ class Producer:
     def _run(self) -> None:
         try:
             while not self._stop.wait(PAUSE):
-                self._enqueue()
+                with self._turn:
+                    self._enqueue()
         except BaseException as error:
             self.crash = error
 

@@ -51,6 +51,12 @@ def follow(primary: Server, names: str = "*") -> None:
     wait_until(lambda: scalar(primary, f"SELECT count(*) FROM pg_stat_replication WHERE sync_state = '{state}'"), 60)
 
 
+def catch_up(primary: Server) -> None:
+    """Wait until the standby has all that is in the primary's log by now, flushed there or not."""
+    here = scalar(primary, "SELECT pg_current_wal_insert_lsn()")
+    wait_until(lambda: scalar(primary, f"SELECT bool_or(replay_lsn >= '{here}') FROM pg_stat_replication"), 60)
+
+
 def execute(server: Reachable, sql: str) -> None:
     scalar(server, sql)
 

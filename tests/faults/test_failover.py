@@ -11,9 +11,10 @@ import sqlalchemy as sa
 from sqlane_sa import Queue
 from sqlane_sa.demo.server import Server
 from sqlane_sa.migrations import apply
+from sqlane_sa.values.ids import new_id
 from tests.conftest import SETTINGS, memory_folder
 from tests.faults.conftest import StartLoad
-from tests.faults.standby import Standby, either, execute, follow
+from tests.faults.standby import Standby, catch_up, either, execute, follow
 from tests.support import wait_until
 
 # Many seconds of a quiet machine, and minutes of a busy one.
@@ -67,6 +68,27 @@ def test_a_standby_that_lags_is_promoted(load: StartLoad, pair: Pair) -> None:
     counts = under.finish("failover, asynchronous", f"standby away for {len(away)} jobs, then promoted")
     assert counts.lost >= len(away) > 20
     assert counts.faults.keys() == {"lost"}
+
+
+def test_commits_that_wait_for_nobody(load: StartLoad, pair: Pair) -> None:
+    """The negative control with a standby that is synchronous, and sessions that do without it: exactly what was
+    acknowledged since it stopped is lost, and the count says so."""
+    execute(pair.primary, "ALTER DATABASE app SET synchronous_commit = off")
+    follow(pair.primary)
+    under = load(pair.url)
+    ids = [new_id() for _ in range(20)]
+    with under.producer.paused():
+        catch_up(pair.primary)
+        pair.standby.stop()
+        for id_ in ids:
+            under.producer.enqueue_one(id_)
+        pair.primary.stop("immediate")
+    pair.standby.start()
+    pair.standby.promote()
+    under.fault_ended()
+    counts = under.finish("failover, synchronous_commit=off", f"standby away for {len(ids)} jobs, then promoted")
+    assert counts.faults == {"lost": len(ids)}
+    assert under.scalar("SELECT count(*) FROM sqlane_jobs WHERE id = ANY(:ids)", ids=ids) == 0
 
 
 def test_a_synchronous_standby_is_gone(load: StartLoad, pair: Pair) -> None:
