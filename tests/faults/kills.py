@@ -47,6 +47,19 @@ CREATE TRIGGER released AFTER UPDATE ON sqlane_jobs FOR EACH ROW
     WHEN (OLD.status = 'running' AND NEW.status = 'pending' AND NEW.attempts = OLD.attempts AND NEW.stalls = OLD.stalls)
     EXECUTE FUNCTION released()"""
 
+HELD = sa.text("""
+INSERT INTO ledger (job_id, lock_token, event) SELECT id, lock_token, 'held' FROM sqlane_jobs
+WHERE id = :id AND lock_token = :token AND status = 'running'""")
+
+OVERLAPS = """
+WITH runs AS (
+    SELECT k.mutex_key, s.job_id, s.lock_token, s.at AS started_at, e.at AS ended_at
+    FROM ledger AS s JOIN ledger AS e ON e.lock_token = s.lock_token AND e.job_id = s.job_id AND e.event = 'held'
+    JOIN sqlane_jobs AS j ON j.id = s.job_id CROSS JOIN unnest(j.mutex_keys) AS k(mutex_key) WHERE s.event = 'start'
+)
+SELECT a.mutex_key, a.job_id, b.job_id AS other_id FROM runs AS a JOIN runs AS b
+ON a.mutex_key = b.mutex_key AND (a.started_at, a.job_id) < (b.started_at, b.job_id) AND b.started_at < a.ended_at"""
+
 
 def kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
@@ -67,6 +80,9 @@ die: Callable[[], None] = kill
 @queue.job("quick", mutex_keys=lambda p: p.get("keys"), **OFTEN)
 def quick(payload: Any, ctx: JobContext) -> None:
     app.note(ctx, "start")
+    time.sleep(payload.get("seconds", 0.0))
+    if payload.get("keys"):
+        note_held(ctx)
     app.note(ctx, "end")
 
 
@@ -126,6 +142,12 @@ def contest(payload: Any, ctx: JobContext) -> None:
         raise Discard("for good")
     time.sleep(payload["seconds"])
     app.note(ctx, "end")
+
+
+def note_held(ctx: JobContext) -> None:
+    """Of a run that has its lease to the end: another one may overlap those of its key that have not."""
+    with app.engine.begin() as conn:
+        conn.execute(HELD, {"id": ctx.id, "token": ctx.lock_token})
 
 
 def serve(url: str, options: dict[str, Any]) -> None:
@@ -221,7 +243,8 @@ def count_releases(fleet: Fleet) -> None:
 
 
 def check_counts(fleet: Fleet, ids: list[str]) -> None:
-    """What holds at every moment: nothing lost, one failure job for each failure, one effect for each completion."""
+    """What holds at every moment: nothing lost, one failure job for each failure, one effect for each completion, no
+    two jobs of a key at a time."""
     found = {row.id for row in fleet.rows("SELECT id FROM sqlane_jobs")}
     assert set(ids) <= found, "lost"
     # One statement: what a process had under way when it was killed may still commit.
@@ -234,6 +257,7 @@ def check_counts(fleet: Fleet, ids: list[str]) -> None:
     ((failed, reactions, completed, effects, distinct),) = fleet.rows(counts)
     assert failed == reactions
     assert completed == effects == distinct
+    assert fleet.rows(OVERLAPS) == []
 
 
 def check_starts(fleet: Fleet) -> None:

@@ -14,7 +14,8 @@ EFFECTS = "SELECT job_id, count(*) FROM effects GROUP BY job_id"
 STUCK = "SELECT count(*) FROM sqlane_jobs WHERE status = 'running' AND locked_until < clock_timestamp()"
 OVERLAPS = """
 SELECT count(*) FROM runs AS a JOIN runs AS b
-ON a.mutex_key = b.mutex_key AND a.started_at < b.started_at AND b.started_at < a.ended_at"""
+ON a.mutex_key = b.mutex_key AND (a.started_at, a.lock_token) < (b.started_at, b.lock_token)
+AND b.started_at < a.ended_at AND a.held AND b.held"""
 HELD = "SELECT count(*) FROM sqlane_mutexes WHERE held_until IS NULL"
 
 

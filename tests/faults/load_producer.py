@@ -101,6 +101,6 @@ class Producer:
     def _job(self, id_: str) -> NewJob:
         name = self._random.choice(KINDS)
         payload = {"key": self._random.choice(KEYS)} if name == "keyed" else {}
-        # Now and then one that is running when the fault comes.
-        seconds = self._random.choices((0, 0.05, 0.3), (17, 2, 1))[0]
-        return queue.new(name, payload | {"seconds": seconds if name != "keyed" else 0}, id=id_)
+        # Now and then one that is running when the fault comes; with a key more often, for the next one of its line.
+        seconds = self._random.choices((0, 0.05, 0.3), (2, 2, 1) if payload else (17, 2, 1))[0]
+        return queue.new(name, payload | {"seconds": seconds}, id=id_)

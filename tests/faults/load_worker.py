@@ -17,11 +17,16 @@ engine: sa.Engine
 # No unique constraint on the effects: a second one has to be seen, not refused.
 LEDGER = """
 CREATE TABLE runs (job_id text, lock_token text, mutex_key text, started_at timestamptz DEFAULT clock_timestamp(),
-                   ended_at timestamptz, PRIMARY KEY (job_id, lock_token));
+                   ended_at timestamptz, held bool, PRIMARY KEY (job_id, lock_token));
 CREATE TABLE effects (job_id text)"""
 
 START = sa.text("INSERT INTO runs (job_id, lock_token, mutex_key) VALUES (:id, :token, :key)")
 END = sa.text("UPDATE runs SET ended_at = clock_timestamp() WHERE job_id = :id AND lock_token = :token")
+# Whose lease has ended cannot be stopped, and may overlap the next one: it is not held any more.
+END_KEYED = sa.text("""
+UPDATE runs AS r SET ended_at = statement_timestamp(), held = EXISTS (
+    SELECT FROM sqlane_jobs AS j WHERE j.id = r.job_id AND j.lock_token = r.lock_token AND j.status = 'running')
+WHERE r.job_id = :id AND r.lock_token = :token""")
 
 # The database is what fails here, and with it the notes of a handler and the renewals of its lease: that must not use
 # up its attempts or its stalls.
@@ -36,13 +41,13 @@ def replace_read_only(context: sa.engine.ExceptionContext) -> None:
 
 @contextmanager
 def noted(payload: Any, ctx: JobContext) -> Iterator[None]:
-    run = {"id": ctx.id, "token": ctx.lock_token}
+    run, key = {"id": ctx.id, "token": ctx.lock_token}, payload.get("key")
     with engine.begin() as conn:
-        conn.execute(START, run | {"key": payload.get("key")})
+        conn.execute(START, run | {"key": key})
     ctx.cancelled.wait(payload.get("seconds", 0))
     yield
     with engine.begin() as conn:
-        conn.execute(END, run)
+        conn.execute(END if key is None else END_KEYED, run)
 
 
 @queue.job("plain", **PATIENT)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from sqlane_sa import JobContext, Queue, Worker
+from tests.faults.load_counts import OVERLAPS
+from tests.faults.load_worker import END_KEYED, START
 from tests.faults.proxy import CUT_AFTER, CUT_BEFORE, Fault, Proxy
 from tests.support import wait_until
 
 JOBS = 400
 CUTS = 40
-KEYS = 20
+KEYS = 2
 SHORT = {"lease": 1.0, "sweep_interval": 0.2, "stall_delay": 0.1, "poll_interval": 0.1, "shutdown_timeout": 10.0}
 
 # By what only this connection of the worker sends.
@@ -28,7 +32,8 @@ CONNECTIONS = {
 }
 
 NOTES = """
-CREATE TABLE starts (job_id text, lock_token text);
+CREATE TABLE runs (job_id text, lock_token text, mutex_key text, started_at timestamptz DEFAULT clock_timestamp(),
+                   ended_at timestamptz, held bool);
 CREATE TABLE effects (job_id text)"""
 
 
@@ -39,20 +44,21 @@ def proxy(database_url: str) -> Iterator[Proxy]:
 
 
 def define(queue: Queue, direct: sa.Engine) -> None:
-    """A job with a key, whose handler notes its start, and a transactional one with an effect."""
-    started = sa.text("INSERT INTO starts VALUES (:job_id, :lock_token)")
+    """A job with a key, whose handler notes its start and its end, and a transactional one with an effect."""
 
-    def note(ctx: JobContext) -> None:
+    def note(statement: sa.TextClause, ctx: JobContext, **more: Any) -> None:
         with direct.begin() as conn:
-            conn.execute(started, {"job_id": ctx.id, "lock_token": ctx.lock_token})
+            conn.execute(statement, {"id": ctx.id, "token": ctx.lock_token} | more)
 
     @queue.job("keyed", mutex_keys=lambda payload: [f"key {payload % KEYS}"])
     def keyed(payload: int, ctx: JobContext) -> None:
-        note(ctx)
+        note(START, ctx, key=f"key {payload % KEYS}")
+        time.sleep(0.05)
+        note(END_KEYED, ctx)
 
     @queue.job("effect", transactional=True, max_attempts=CUTS + 1, backoff=lambda attempt: 0.05)
     def effect(payload: int, ctx: JobContext) -> None:
-        note(ctx)
+        note(START, ctx, key=None)
         ctx.connection.execute(sa.text("INSERT INTO effects VALUES (:job_id)"), {"job_id": ctx.id})
 
 
@@ -83,7 +89,8 @@ def cut_everywhere(proxy: Proxy, dice: random.Random, more_work: Callable[[], No
 def test_a_worker_whose_connections_are_cut(
     proxy: Proxy, engine: sa.Engine, queue: Queue, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Every job ends once, no start is without a reason, and effects of transactional handlers are there once."""
+    """Every job ends once, no start is without a reason, no two of a key are at work at a time, and effects of
+    transactional handlers are there once."""
     caplog.set_level(logging.CRITICAL, "sqlane_sa")
     define(queue, engine)
     with engine.begin() as conn:
@@ -110,14 +117,15 @@ def test_a_worker_whose_connections_are_cut(
 def check(engine: sa.Engine, ids: list[str]) -> None:
     with engine.connect() as conn:
         jobs = {row.id: row for row in conn.execute(sa.text("SELECT id, attempts, stalls FROM sqlane_jobs"))}
-        starts = dict(conn.execute(sa.text("SELECT job_id, count(*) FROM starts GROUP BY job_id")).all())  # type: ignore[arg-type]
+        starts = dict(conn.execute(sa.text("SELECT job_id, count(*) FROM runs GROUP BY job_id")).all())  # type: ignore[arg-type]
         effects = dict(conn.execute(sa.text("SELECT job_id, count(*) FROM effects GROUP BY job_id")).all())  # type: ignore[arg-type]
-        twice = conn.scalar(sa.text("SELECT count(*) - count(DISTINCT (job_id, lock_token)) FROM starts"))
+        twice = conn.scalar(sa.text("SELECT count(*) - count(DISTINCT (job_id, lock_token)) FROM runs"))
+        overlaps = conn.scalar(sa.text(OVERLAPS))
         held = conn.scalar(sa.text("SELECT count(*) FROM sqlane_mutexes WHERE held_until IS NULL"))
     assert set(jobs) == set(ids), "lost or phantom"
     unexplained = {id_: n for id_, n in starts.items() if n > jobs[id_].attempts + jobs[id_].stalls}
     assert not unexplained
     assert set(starts) == set(ids)
-    assert (twice, held) == (0, 0)
+    assert (twice, overlaps, held) == (0, 0, 0)
     assert set(effects.values()) == {1} and len(effects) == len(ids) // 2
     print(f"{len(ids)} jobs, {sum(starts.values())} starts, {sum(job.stalls for job in jobs.values())} stalls")
