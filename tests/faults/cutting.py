@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
-from sqlane_sa.worker.database import Connector
 from sqlane_sa.worker.deadlines import Deadlines
+from sqlane_sa.worker.execution import LeaseLostError
 from tests.faults.messages import Sender
-from tests.faults.operations import Operation, new_queue
+from tests.faults.operations import Operation
 from tests.faults.proxy import HALF_OPEN, Fault, Link, Proxy
 from tests.faults.state import State, States
+from tests.faults.subjects import new_queue
+from tests.faults.way import Way
 from tests.support import wait_until
 
 TRIES = 5
@@ -50,39 +52,6 @@ class Cut:
 
 class TooSlowError(Exception):
     """The deadline passed before the fault, or the call ended late after it: the machine may be busy."""
-
-
-class Way:
-    """Through the proxy, with an end to each wait: the worker's transactions, and those of a caller."""
-
-    def __init__(self, url: str, deadlines: Deadlines) -> None:
-        self._own = sa.create_engine(url, pool_size=1)
-        self._deadlines = deadlines
-        with self._own.connect():
-            """The dialect is ready before anything is cut."""
-        self._connector = Connector(self._own, deadlines)
-        self._database = self._connector.database()
-
-    @contextmanager
-    def transaction(self, operation: Operation) -> Iterator[sa.Connection]:
-        if operation.by_worker:
-            block = self._database.statement if operation.alone else self._database.transaction
-            with block() as conn:
-                yield conn
-            return
-        with self._deadlines.limit(), self._own.connect() as conn:
-            self._deadlines.watch(conn)
-            with conn.begin():
-                yield conn
-
-    def forget(self) -> None:
-        """Begin with a new connection."""
-        self._database.close()
-        self._own.dispose()
-
-    def close(self) -> None:
-        self.forget()
-        self._connector.close()
 
 
 class Lane:
@@ -171,13 +140,14 @@ class Lane:
             return operation.prepare(self.direct, self.queue)
 
     def _link(self, operation: Operation, way: Way) -> Link:
-        with way.transaction(operation) as conn:
-            return self._proxy.link_of(conn)
+        link: Link = way.call(operation, lambda conn: self._proxy.link_of(getattr(conn, "sync_connection", conn)))
+        return link
 
     def _run(self, operation: Operation, subject: Any, way: Way, *, again: bool = False) -> None:
         run = operation.again if again and operation.again else operation.run
-        with way.transaction(operation) as conn:
-            run(conn, self.queue, subject)
+        # A transactional handler that runs again after its commit is fenced off, and its transaction rolled back.
+        with suppress(LeaseLostError):
+            way.call(operation, lambda conn: run(conn, self.queue, subject))
 
     def _try(self, operation: Operation, subject: Any, way: Way) -> str | None:
         try:

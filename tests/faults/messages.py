@@ -23,6 +23,9 @@ _NAMES: dict[Sender, dict[bytes, str]] = {
         b"Q": "Query",
         b"S": "Sync",
         b"X": "Terminate",
+        b"c": "CopyDone",
+        b"d": "CopyData",
+        b"f": "CopyFail",
         b"p": "Password",
     },
     "server": {
@@ -33,6 +36,7 @@ _NAMES: dict[Sender, dict[bytes, str]] = {
         b"C": "CommandComplete",
         b"D": "DataRow",
         b"E": "ErrorResponse",
+        b"G": "CopyInResponse",
         b"K": "BackendKeyData",
         b"N": "NoticeResponse",
         b"R": "Authentication",

@@ -19,9 +19,10 @@ from sqlane_sa import store
 from sqlane_sa.worker.database import Connector
 from tests.conftest import new_database
 from tests.faults.cutting import LATE, Clean, Cut, Lane
+from tests.faults.enqueues import CALLER
 from tests.faults.lanes import Lanes, open_lanes, watched
 from tests.faults.messages import Sender
-from tests.faults.operations import CALLER, WORKER, Operation
+from tests.faults.operations import WORKER, Operation
 from tests.faults.proxy import CUT_AFTER, CUT_BEFORE, HALF_OPEN, Fault, Proxy
 
 EVERY = bool(os.environ.get("SQLANE_EVERY_CUT"))
