@@ -132,6 +132,13 @@ BUGS: Mapping[str, Bug] = {
         (Edit("insert.INSERT_KNOWN", "ON CONFLICT (id) DO NOTHING", ""),),
         ("ALTER TABLE sqlane_jobs DROP CONSTRAINT sqlane_jobs_pkey",),
     ),
+    "retentions swapped by COPY": Bug(
+        SEQUENCES,
+        (
+            Edit("copying.COPY_JOBS", "failed_retention_ms, mutex_keys", "completed_retention_ms, mutex_keys"),
+            Edit("copying.COPY_JOBS", "failure_job, completed_retention_ms,", "failure_job, failed_retention_ms,"),
+        ),
+    ),
     "held keys taken": without(
         "m.held_until <= :now", "claim.ACQUIRE", by=OPERATIONS, instead="m.held_until <= :now OR true"
     ),

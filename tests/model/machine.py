@@ -94,6 +94,11 @@ class StoreMachine(Sequence):
     def insert(self, batch: list[Mapping[str, Any]]) -> None:
         self.step(op.insert([self.job(options) for options in batch]))
 
+    @rule(batch=st.lists(new_jobs(), min_size=1, max_size=3))
+    def copy(self, batch: list[Mapping[str, Any]]) -> None:
+        """COPY is for jobs without a given id."""
+        self.step(op.copy([self.job({**options, "id": None}) for options in batch]))
+
     @rule(n=st.integers(1, 3), window=st.sampled_from((1, 2, 500)), narrow=st.booleans())
     def look_for_candidates(self, n: int, window: int, narrow: bool) -> None:
         self.step(op.candidates(dict.fromkeys(NAMES, n), NAMES[:2] if narrow else None, window))

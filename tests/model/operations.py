@@ -46,6 +46,14 @@ def insert(jobs: Sequence[NewJob]) -> Operation:
     )
 
 
+def copy(jobs: Sequence[NewJob]) -> Operation:
+    return Operation(
+        f"copy {[(job.name, job.priority, job.mutex_keys) for job in jobs]}",
+        lambda conn: [(id_, True) for id_ in store.copy_jobs(conn, TABLES, jobs=jobs)],
+        lambda model, result: model.insert(jobs, [made for made, _ in result]),
+    )
+
+
 def candidates(limits: Mapping[str, int], keyed_names: Collection[str] | None, window: int) -> Operation:
     return Operation(
         f"candidates {dict(limits)} {keyed_names} window {window}",
