@@ -38,8 +38,8 @@ UNSEEN = (
 @click.option("--json", "as_json", is_flag=True, help="Findings and figures as JSON; ages in ms, sizes in bytes.")
 @place_options
 def doctor(path: str | None, as_json: bool, **place: str | None) -> None:
-    """Look for what slows the queue down: due jobs that no worker takes, old snapshots, dead rows, invalid indexes, a
-    full queue of notifications.
+    """Look for what slows the queue down: due jobs that no worker takes, expired jobs that none deletes, old snapshots,
+    dead rows, invalid indexes, a full queue of notifications.
 
     It reads statistics and a few rows. Exit 1 when there is something to look at. MODULE:QUEUE, such as app.jobs:queue,
     names the queue; without it --prefix and --schema do.
@@ -70,23 +70,24 @@ def _examine(conn: Connection, queue: Queue) -> tuple[str, list[Finding], Health
     store.pin_plans(conn)  # for its patience with locks
     shown_at = described(queue.tables, str(conn.scalar(select(func.current_schema()))))
     revision = _revision(conn, queue)
-    at_work = _workers(conn, queue) if revision.ok else []
+    by_tables = _by_tables(conn, queue) if revision.ok else []
     health = store.health(conn, queue.tables)
-    return shown_at, [revision, *at_work, *findings(health, queue.tables)], health
+    return shown_at, [revision, *by_tables, *findings(health, queue.tables)], health
 
 
-def _workers(conn: Connection, queue: Queue) -> list[Finding]:
+def _by_tables(conn: Connection, queue: Queue) -> list[Finding]:
     """Nothing for a user who may not read the tables: the rest is for any."""
     from sqlalchemy.exc import DBAPIError
 
     from sqlane_sa import store
-    from sqlane_sa.cli.findings import workers
+    from sqlane_sa.cli.findings import COUNTED, expired, workers
     from sqlane_sa.sqlstate import sqlstate
 
     try:
         with conn.begin_nested():
             delays = [delay for _, delay in store.probe(conn, queue.tables)]
-            return [workers(delays, store.worker_seen(conn, queue.tables))]
+            overdue = store.find_overdue(conn, queue.tables, limit=COUNTED)
+            return [workers(delays, store.worker_seen(conn, queue.tables)), expired(overdue)]
     except DBAPIError as error:
         if sqlstate(error) != NO_RIGHT:
             raise

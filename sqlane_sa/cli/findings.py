@@ -8,6 +8,7 @@ from typing import NamedTuple
 from sqlane_sa.cli.ages import age
 from sqlane_sa.schema import Tables
 from sqlane_sa.statement import qualified, table_name
+from sqlane_sa.store import Overdue
 from sqlane_sa.values.health import Health, Snapshot, TableHealth
 
 LONG_MS = 5 * 60_000
@@ -20,6 +21,10 @@ LATE_VACUUM_MS = 10 * 60_000
 NOTIFY_QUEUE = 0.1
 LONG_DUE_MS = 5_000
 """Several polls of a worker with nothing to do."""
+LONG_EXPIRED_MS = 60 * 60_000
+"""Many sweeps, with the default interval or a longer one."""
+COUNTED = 10_000
+"""As many expired jobs are looked at."""
 
 LEFT_OVER = ("_ccnew", "_ccold")
 """What a REINDEX CONCURRENTLY that did not finish leaves beside the index."""
@@ -56,6 +61,20 @@ def workers(delays: Sequence[int], seen: bool) -> Finding:
         f"{names} due, the oldest for {age(max(late))}, and no worker is seen",
         "none holds a job, and none waits for a wake-up",
         "start one: sqlane worker MODULE:QUEUE",
+    )
+
+
+def expired(overdue: Overdue) -> Finding:
+    """Ended jobs that should be deleted, counted up to `COUNTED`."""
+    if overdue.oldest_ms < LONG_EXPIRED_MS:
+        return Finding("expired jobs", True, "none is left for long")
+    many = f"{'at least ' * (overdue.jobs >= COUNTED)}{overdue.jobs:,} {'is' if overdue.jobs == 1 else 'are'}"
+    return Finding(
+        "expired jobs",
+        False,
+        f"{many} past the time to be kept, the oldest for {age(overdue.oldest_ms)}",
+        "no worker sweeps, or its sweeps fail again and again: the tables grow",
+        "look for `sweeper` in the log of the workers; or start one: sqlane worker MODULE:QUEUE",
     )
 
 

@@ -4,6 +4,7 @@ They begin nothing, commit nothing, retry nothing and keep no state; what they r
 under READ COMMITTED, and all times are the database's.
 """
 
+from sqlane_sa.store.backlog import Overdue, find_overdue
 from sqlane_sa.store.candidates import find_candidates, find_keyed_candidates, find_keyed_places
 from sqlane_sa.store.claim import DueJob, claim, claim_plain, pick_free
 from sqlane_sa.store.claim_keyed import KeyedClaim, claim_heads, claim_keyed
@@ -52,6 +53,7 @@ __all__ = [
     "KeyedClaim",
     "Lane",
     "MutexSweep",
+    "Overdue",
     "Recovery",
     "ReleaseWrite",
     "RetryWrite",
@@ -78,6 +80,7 @@ __all__ = [
     "find_keyed_candidates",
     "find_keyed_places",
     "find_locked",
+    "find_overdue",
     "find_stale",
     "get",
     "health",

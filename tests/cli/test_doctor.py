@@ -9,12 +9,14 @@ import pytest
 import sqlalchemy as sa
 
 from sqlane_sa import Queue, migrations, store
-from sqlane_sa.cli.findings import Finding, findings, workers
+from sqlane_sa.cli.findings import Finding, expired, findings, workers
+from sqlane_sa.store import Overdue
+from sqlane_sa.store.backlog import OVERDUE
 from sqlane_sa.values.health import Health, Snapshot, TableHealth
 from tests.cli.conftest import Answer, Sqlane, problem
 from tests.support import wait_until
 
-TOPICS = ["revision", "workers", "snapshots", "autovacuum", "dead rows", "indexes", "notifications"]
+TOPICS = ["revision", "workers", "expired jobs", "snapshots", "autovacuum", "dead rows", "indexes", "notifications"]
 READER = Snapshot("session", None, 7, "ada", "psql", "idle in transaction", 1000, 3)
 JOBS = TableHealth("sqlane_jobs", 100, 50, 400, 100, 8192, 8192, 1000, 1000)
 WELL = Health(None, (JOBS,), (), 0.0, autovacuum=True, sees_others=True)
@@ -144,6 +146,43 @@ def test_a_worker_that_is_seen(within: Sqlane, database_url: str, engine: sa.Eng
         conn.exec_driver_sql("UPDATE sqlane_sleepers SET asleep_until = now()")
         conn.exec_driver_sql("UPDATE sqlane_jobs SET locked_until = now() WHERE status = 'running'")
     assert "no worker is seen" in " ".join(within("doctor", "--url", database_url).out.split())
+
+
+def test_expired_jobs_that_no_sweeper_deletes(within: Sqlane, database_url: str, engine: sa.Engine) -> None:
+    """Not those that expired just now, nor one that is kept for ever."""
+    queue = Queue()
+    queue.define("n")
+    expires = "UPDATE sqlane_jobs SET expires_at = statement_timestamp() - interval '{}' WHERE id = '{}'"
+    with engine.begin() as conn:
+        ids = [queue.enqueue(conn, "n").id for _ in range(4)]
+        conn.exec_driver_sql("UPDATE sqlane_jobs SET status = 'failed'")
+        for id_, past in zip(ids, ("59 min", "59 min", "-1 h"), strict=False):
+            conn.exec_driver_sql(expires.format(past, id_))
+        assert store.find_overdue(conn, queue.tables, limit=9).jobs == 2
+    assert "none is left for long" in within("doctor", "--url", database_url).out
+    with engine.begin() as conn:
+        conn.exec_driver_sql(expires.format("125 min", ids[0]))
+        assert store.find_overdue(conn, queue.tables, limit=1).jobs == 1
+    answer = within("doctor", "--url", database_url)
+    said = " ".join(answer.out.split())
+    assert answer.code == 1
+    assert "look expired jobs 2 are past the time to be kept, the oldest for 2 h 5 min: no worker sweeps" in said
+    with engine.begin() as conn:
+        store.delete_expired(conn, queue.tables, limit=9)
+    assert within("doctor", "--url", database_url).code == 0
+
+
+def test_expired_jobs_are_looked_at_by_index(engine: sa.Engine) -> None:
+    with engine.begin() as conn:
+        store.pin_plans(conn)
+        plan = conn.execute(sa.text(f"EXPLAIN {OVERDUE.on(Queue().tables)}"), {"max_rows": 9}).scalars()
+        assert "sqlane_jobs_expires" in "".join(plan)
+
+
+def test_what_is_counted_has_a_limit() -> None:
+    overdue = [Overdue(0, 0), Overdue(1, HOUR - 1), Overdue(1, HOUR), Overdue(10_000, HOUR)]
+    assert [expired(one).ok for one in overdue] == [True, True, False, False]
+    assert [expired(one).said.partition(" past")[0] for one in overdue[2:]] == ["1 is", "at least 10,000 are"]
 
 
 def test_what_is_due_is_said_by_names() -> None:

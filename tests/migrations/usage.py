@@ -103,6 +103,7 @@ def fall_asleep(conn: sa.Connection, queue: Queue) -> None:
 def look(conn: sa.Connection, queue: Queue, id: str = "none") -> None:
     """What somebody who may only read does."""
     store.read_revision(conn, queue.tables)
+    store.find_overdue(conn, queue.tables, limit=1)
     store.get(conn, queue.tables, id=id)
     store.stats(conn, queue.tables)
     store.count_completed(conn, queue.tables, max_bytes=2**30)
