@@ -16,6 +16,7 @@ from sqlane_sa import store
 from sqlane_sa.queue import Queue
 from sqlane_sa.values.job import ClaimedJob
 from sqlane_sa.values.outcome import Completed, Released
+from sqlane_sa.worker.advice import Strangers
 from sqlane_sa.worker.capacity import Capacity
 from sqlane_sa.worker.claims import Claims
 from sqlane_sa.worker.database import Database
@@ -77,6 +78,7 @@ class Loop:
         self._lease = lease
         self._sleep = Sleep(queue.tables, worker_id, wakeups)
         self._hints = Hints()
+        self._strangers = Strangers(queue)
         self.ear = Ear(jobs.wake.set)
         self._started_at = 0.0
         self._supposed = False
@@ -312,7 +314,9 @@ class Loop:
 
     def _probe(self, conn: Connection) -> None:
         began = time.monotonic()
-        self._looks.probed(began, store.probe_lanes(conn, self._queue.tables))
+        lanes = store.probe_lanes(conn, self._queue.tables)
+        self._looks.probed(began, lanes)
+        self._strangers.note(lanes)
 
     def _want(self) -> int:
         if not self.claiming:

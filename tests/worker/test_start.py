@@ -132,3 +132,25 @@ def test_a_failure_job_that_was_probably_mistyped(queue: Queue, work: Any, caplo
     said = {record.getMessage(): record.levelname for record in caplog.records}
     assert said["the failure job of mail, mail.faild, is not defined here; did you mean mail.failed?"] == "WARNING"
     assert said["the failure job of report, elsewhere, is not defined here; another process has to serve it"] == "INFO"
+
+
+def test_due_jobs_of_a_name_that_nobody_here_defines(
+    queue: Queue, work: Any, engine: sa.Engine, enqueue: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A module that was not imported, most likely; said once."""
+    elsewhere = Queue()
+    elsewhere.define("forgotten")
+    elsewhere.define("later")
+    with engine.begin() as conn:
+        elsewhere.enqueue(conn, "forgotten")
+        elsewhere.enqueue(conn, "later", delay=3600)
+    queue.define("sent from here")
+    queue.job("quick")(lambda payload: None)
+    enqueue("sent from here")
+    with caplog.at_level(logging.INFO):
+        worker = work(poll_interval=0.01)
+        wait_until(lambda: "'forgotten' are due" in caplog.text)
+        probes = worker._parts.loop._database.committed
+        wait_until(lambda: worker._parts.loop._database.committed > probes + 5)
+    said = [record.getMessage() for record in caplog.records if "are due" in record.getMessage()]
+    assert said == ["jobs named 'forgotten' are due, and this worker does not know the name"]
