@@ -257,7 +257,8 @@ def check_counts(fleet: Fleet, ids: list[str]) -> None:
     ((failed, reactions, completed, effects, distinct),) = fleet.rows(counts)
     assert failed == reactions
     assert completed == effects == distinct
-    assert fleet.rows(OVERLAPS) == []
+    overlaps = fleet.rows(OVERLAPS)
+    assert not overlaps, f"overlaps per key: {overlaps}"
 
 
 def check_starts(fleet: Fleet) -> None:
