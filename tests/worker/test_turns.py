@@ -153,6 +153,22 @@ def test_the_probe_after_a_wake_up_is_put_off(
     assert len(probes) == 1
 
 
+def test_what_has_ended_is_written_by_the_next_turn(
+    loop: Loop, jobs: RunningJobs, slots: Slots, clock: Clock, enqueue: Any, job: Read
+) -> None:
+    """A25: however few they are, and though no time has passed since the last ones."""
+    ids = [enqueue("plain") for _ in range(SLOTS)]
+    loop.turn()
+    assert len(slots.started) == SLOTS
+    for part in (slots.started[:1], slots.started[1:3], slots.started[3:]):
+        for one in part:
+            jobs.finish(one, Completed())
+        loop.turn()
+        assert {job(one.id).status for one in part} == {"completed"}
+    assert {job(id_).status for id_ in ids} == {"completed"}
+    assert len(jobs) == 0
+
+
 @pytest.mark.parametrize(("more", "claims"), [(-1000, 10), (5, 5), (10, 0), (500, 0)])
 def test_claims_end_while_many_results_are_unwritten(
     loop: Loop, jobs: RunningJobs, slots: Slots, queue: Queue, engine: sa.Engine, more: int, claims: int
