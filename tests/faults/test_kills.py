@@ -39,7 +39,7 @@ def enqueue_mix(fleet: Fleet) -> list[str]:
 def finish(fleet: Fleet, ids: list[str]) -> None:
     """The last worker runs to the end, and then every count is right; that some jobs had a key to the end is one."""
     fleet.start("last", **OPTIONS | {"lease": 5.0})
-    wait_until(lambda: not fleet.rows(UNENDED), 60, "the end of all jobs")
+    wait_until(lambda: not fleet.rows(UNENDED), 120, "the end of all jobs")
     kills.check_counts(fleet, ids)
     kills.check_starts(fleet)
     assert not any(fleet.job(id_).mutex_keys for id_ in ids) or fleet.rows("SELECT FROM ledger WHERE event = 'held'")
