@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from sqlane_sa import Discard, JobContext, Queue, Worker, migrations, store
 from tests.enqueue.doors import ASYNC, SYNC, opened
+from tests.followed import Followed
 from tests.support import wait_until
 
 SCHEMA, PREFIX = "Else where", "other_"
@@ -74,7 +75,8 @@ class Scene:
 
 
 @pytest.fixture
-def scene(engine: sa.Engine) -> Iterator[Scene]:
+def scene(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    Followed.only_wake_ups(monkeypatch)
     with engine.begin() as conn:
         conn.exec_driver_sql(f'CREATE SCHEMA "{SCHEMA}"')
     scene = Scene(engine)
@@ -98,17 +100,21 @@ def test_by_each_handle(scene: Scene, database_url: str, kind: str) -> None:
 
 @pytest.mark.parametrize("name", ["parent", "async parent", "transactional parent", "failing"])
 def test_from_another_workers_handler(scene: Scene, name: str) -> None:
+    followed = Followed(scene.here)
     scene.enqueue(name)
     wait_until(lambda: scene.ran)
+    followed.check()
 
 
 def test_when_a_key_is_freed(scene: Scene) -> None:
     scene.enqueue("holder")
     wait_until(lambda: scene.count("jobs", "status = 'running'") == 1)
+    followed = Followed(scene.here)
     scene.enqueue("keyed", payload="next")
     assert scene.ran == []
     scene.go.set()
     wait_until(lambda: scene.ran == ["next"])
+    followed.check()
 
 
 def make_due(scene: Scene) -> None:

@@ -16,6 +16,7 @@ import pytest
 import sqlalchemy as sa
 
 from sqlane_sa import Job, JobContext, Queue, Worker, store
+from tests.followed import Followed
 from tests.support import wait_until
 from tests.worker.conftest import SHORT
 
@@ -40,12 +41,18 @@ def asleep(work: Any, sql: Sql) -> Callable[..., Any]:
     return start
 
 
-def test_an_enqueue_wakes(queue: Queue, asleep: Any, enqueue: Any, job: Read) -> None:
+def test_an_enqueue_wakes(
+    queue: Queue, asleep: Any, enqueue: Any, job: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Followed.only_wake_ups(monkeypatch)
     queue.job("quick")(lambda payload: None)
-    asleep()
+    worker = asleep()
+    followed = Followed(worker)
     for _ in range(5):
         id_ = enqueue("quick")
         wait_until(lambda: job(id_).status == "completed")  # noqa: B023
+        wait_until(worker._parts.loop.idle.is_set)
+    followed.check()
 
 
 def test_a_sleeper_learns_of_a_delayed_job(queue: Queue, asleep: Any, enqueue: Any, job: Read) -> None:
@@ -126,16 +133,20 @@ def test_a_job_handed_back_at_a_shutdown_wakes_another_worker(
 
 
 def test_listening_goes_on_after_its_connection_is_lost(
-    queue: Queue, asleep: Any, enqueue: Any, job: Read, sql: Sql
+    queue: Queue, asleep: Any, enqueue: Any, job: Read, sql: Sql, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B32: also a job enqueued in the gap is found, by the look after the new connection."""
+    Followed.only_wake_ups(monkeypatch)
     queue.job("quick")(lambda payload: None)
-    asleep()
+    worker = asleep()
+    followed = Followed(worker)
     (listener,) = sql("SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()")
     sql("SELECT pg_terminate_backend(:pid)", pid=listener.pid)
     for _ in range(2):
         id_ = enqueue("quick")
         wait_until(lambda: job(id_).status == "completed")  # noqa: B023
+        wait_until(worker._parts.loop.idle.is_set)
+    followed.check()
 
 
 def test_without_wakeups_the_worker_polls_and_nobody_is_told(
