@@ -76,7 +76,10 @@ Claimable(j) ==
     /\ j \in Keyed => Is("KeyTakenUnchecked") \/ KeyIsFree
 
 \* claim.claim: LOCK_DUE and ACQUIRE judge under locks, START writes. The lease counts from START: of a transaction that
-\* commits late, a part of it is over. A claim whose reply was lost runs nowhere.
+\* commits late, a part of it is over. A claim whose reply was lost runs nowhere; recall.RECALL,
+\* which looks for it by its token and renews its lease, is not an action here.
+\* In one statement: claim.CLAIM_PLAIN; claim_keyed.CLAIM_IN_WINDOW and CLAIM_HEADS; turn.COMPLETE_AND_CLAIM.
+\* What of a job's keys was busy after all they give back by PUT_BACK before they commit.
 Claim(w, j, reply) ==
     /\ workers[w].phase = "found" /\ workers[w].job = j
     /\ Claimable(j)
@@ -108,7 +111,8 @@ HandlerEnds(w) ==
     /\ workers' = [workers EXCEPT ![w].phase = "write", ![w].gone = -1]
     /\ UNCHANGED <<jobs, hold, added, seenStale, seenOrphan, staleWrite>>
 
-\* What finish.complete, retry_many, release_many and failure.fail make of a row.
+\* What finish.complete, retry_many, release_many and failure.fail make of a row; and complete_keyed.COMPLETE_KEYED and
+\* turn.COMPLETE_AND_CLAIM, in one statement with the keys. finish.MARK_TIMED_OUT changes nothing that is modelled.
 Outcomes(row) ==
     {Unlocked([row EXCEPT !.attempts = @ + 1], st) : st \in Terminal}
     \cup (IF row.attempts + 1 < MaxAttempts THEN {Unlocked([row EXCEPT !.attempts = @ + 1], "pending")} ELSE {})
@@ -241,9 +245,10 @@ FairSpec ==
 (* Invariants. Each names the code that upholds it; the tests look whether it is there. *)
 
 \* A job is pending, running under its newest token, or ended: never anything else, so never lost.
-\* Upheld by: sqlane_sa/store/claim.py START; sqlane_sa/store/finish.py COMPLETE, RETRY, RELEASE, STALL;
-\* sqlane_sa/store/failure.py FAIL; sqlane_sa/store/turn.py COMPLETE_AND_CLAIM;
-\* sqlane_sa/store/claim_keyed.py CLAIM_IN_WINDOW, CLAIM_HEADS
+\* Upheld by: sqlane_sa/store/claim.py START; sqlane_sa/store/finish.py COMPLETE, COMPLETE_AND_END, RETRY, RELEASE,
+\* STALL; sqlane_sa/store/failure.py FAIL; sqlane_sa/store/turn.py COMPLETE_AND_CLAIM;
+\* sqlane_sa/store/claim.py CLAIM_PLAIN; sqlane_sa/store/claim_keyed.py CLAIM_IN_WINDOW, CLAIM_HEADS;
+\* sqlane_sa/store/complete_keyed.py COMPLETE_KEYED
 NothingLost ==
     \A j \in Jobs :
         /\ jobs[j].st \in {"pending", "running"} \cup Terminal
@@ -252,22 +257,26 @@ NothingLost ==
 
 \* The database never has two running jobs of the key.
 \* Upheld by: sqlane_sa/store/claim.py ACQUIRE, claim; sqlane_sa/store/claim_keyed.py CLAIM_IN_WINDOW, CLAIM_HEADS;
-\* sqlane_sa/store/locks.py free_keys; sqlane_sa/store/sweep.py SWEEP_ORPHANS
+\* sqlane_sa/store/locks.py free_keys; sqlane_sa/store/complete_keyed.py COMPLETE_KEYED;
+\* sqlane_sa/store/sweep.py SWEEP_ORPHANS
 OneRunningPerKey == Cardinality({j \in Keyed : jobs[j].st = "running"}) <= 1
 
 \* A running job holds the key, under its token and without an end.
 \* Upheld by: sqlane_sa/store/claim.py ACQUIRE, PUT_BACK; sqlane_sa/store/claim_keyed.py CLAIM_IN_WINDOW, CLAIM_HEADS;
-\* sqlane_sa/store/locks.py FREE, LINGER;
+\* sqlane_sa/store/locks.py FREE, LINGER; sqlane_sa/store/complete_keyed.py COMPLETE_KEYED;
 \* sqlane_sa/store/sweep.py SWEEP_LINGERS, SWEEP_ORPHANS
 RunningHoldsKey == \A j \in Keyed : jobs[j].st = "running" => HeldBy(j, jobs[j].tok) /\ hold.left = -1
 
 \* Nothing makes a hold without its running job.
-\* Upheld by: sqlane_sa/store/claim.py claim; sqlane_sa/store/finish.py complete, retry_many, release_many;
+\* Upheld by: sqlane_sa/store/claim.py claim; sqlane_sa/store/claim_keyed.py PUT_BACK;
+\* sqlane_sa/store/complete_keyed.py COMPLETE_KEYED;
+\* sqlane_sa/store/finish.py complete, retry_many, release_many;
 \* sqlane_sa/store/failure.py fail; sqlane_sa/store/recovery.py recover_stale
 NoOrphanIsMade == hold # Free /\ hold.left = -1 /\ hold.tok # -1 => Runs(hold.job, hold.tok)
 
 \* No renewal and no finishing write changed a row that was not running under the writer's token.
-\* Upheld by: sqlane_sa/store/locks.py RUNNING, LOCK_RUNNING; sqlane_sa/store/finish.py RENEW, COMPLETE;
+\* Upheld by: sqlane_sa/store/locks.py RUNNING, LOCK_RUNNING; sqlane_sa/store/finish.py RENEW, COMPLETE,
+\* MARK_TIMED_OUT; sqlane_sa/store/complete_keyed.py COMPLETE_KEYED; sqlane_sa/store/recall.py RECALL;
 \* sqlane_sa/store/turn.py COMPLETE_AND_CLAIM
 StaleWritesChangeNothing == ~staleWrite
 
@@ -277,7 +286,8 @@ OneFailureJob == \A j \in Jobs : added[j] = IF jobs[j].st = "failed" THEN 1 ELSE
 
 \* Every start that is over is counted, as an attempt, a stall or a release; and the caps hold.
 \* Upheld by: sqlane_sa/store/finish.py COMPLETE, RETRY, RELEASE, STALL; sqlane_sa/store/failure.py FAIL;
-\* sqlane_sa/store/turn.py COMPLETE_AND_CLAIM; sqlane_sa/store/recovery.py recover_stale
+\* sqlane_sa/store/complete_keyed.py COMPLETE_KEYED; sqlane_sa/store/turn.py COMPLETE_AND_CLAIM;
+\* sqlane_sa/store/recovery.py recover_stale
 StartsAreCounted ==
     \A j \in Jobs : LET row == jobs[j] IN
         /\ row.starts = row.attempts + row.stalls + row.releases + (IF row.st = "running" THEN 1 ELSE 0)
@@ -294,7 +304,8 @@ LingerProtects ==
         => workers[v].gone = Lease \/ workers[w].gone = Lease
 
 \* A row that has ended never changes.
-\* Upheld by: sqlane_sa/store/locks.py RUNNING; sqlane_sa/store/claim.py LOCK_DUE;
+\* Upheld by: sqlane_sa/store/locks.py RUNNING; sqlane_sa/store/claim.py LOCK_DUE, CLAIM_PLAIN;
+\* sqlane_sa/store/complete_keyed.py COMPLETE_KEYED; sqlane_sa/store/recall.py RECALL;
 \* sqlane_sa/store/claim_keyed.py CLAIM_IN_WINDOW, CLAIM_HEADS;
 \* sqlane_sa/store/turn.py COMPLETE_AND_CLAIM; sqlane_sa/store/recovery.py LOCK_STALE
 TerminalIsFinal == [][\A j \in Jobs : jobs[j].st \in Terminal => jobs'[j] = jobs[j]]_vars

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from sqlane_sa import store
+from sqlane_sa.statement import Statement
 from tests.formal.runs import ACTIONS, BROKEN, ENDS, LIMITS, REDUNDANT, RIGHT, SAFETY, Run
 from tests.formal.tlc import SPEC, check, java
 
@@ -15,6 +19,20 @@ ROOT = Path(__file__).parents[2]
 TEXT = SPEC.read_text()
 PAGE = (ROOT / "docs" / "model.md").read_text()
 UPHELD = re.compile(r"\\\* Upheld by: ((?:.*\n\\\* )*?.*)\n(\w+) ==")
+WRITES = re.compile(r"(?:INSERT INTO|UPDATE|DELETE FROM|COPY) \{(?:jobs|mutexes)\}")
+
+BORN = "a new job is pending, where the model begins"
+NOT_MODELLED = {
+    "copying.COPY_JOBS": BORN,
+    "insert.INSERT_NEW": BORN,
+    "insert.INSERT_KNOWN": BORN,
+    "insert.INSERT_ALIKE": BORN,
+    "insert_one.INSERT_ONE": BORN,
+    "insert_one.INSERT_ONE_SPECIAL": BORN,
+    "failure.DROP": "deletion after the retention, which is none",
+    "sweep.DELETE_EXPIRED": "deletion after the retention",
+    "sweep.MAKE_DUE": "moves the time of a pending job, and the model has no delays",
+}
 
 needs_java = [
     pytest.mark.skipif(java() is None, reason="java is missing; apt-get install default-jre-headless"),
@@ -64,6 +82,38 @@ def test_the_actions_name_code_that_is_there() -> None:
     assert len(named) >= 6
     for module, name in named:
         assert hasattr(importlib.import_module(f"sqlane_sa.store.{module}"), name), f"{module}.{name}"
+
+
+def written() -> set[str]:
+    """The statements of the store that write jobs or mutexes, by their modules."""
+    found = set()
+    for info in pkgutil.iter_modules(store.__path__):
+        module = importlib.import_module(f"{store.__name__}.{info.name}")
+        found |= {
+            f"{info.name}.{name}"
+            for name, value in vars(module).items()
+            if isinstance(value, Statement) and WRITES.search(value.sql) and is_own(module, name)
+        }
+    return found
+
+
+def is_own(module: ModuleType, name: str) -> bool:
+    """Not one that it imports."""
+    return bool(re.search(rf"^{name} = ", Path(str(module.__file__)).read_text(), re.M))
+
+
+def named() -> set[str]:
+    """What the invariants name."""
+    places = "; ".join(re.sub(r"\n\\\* ", " ", code) for code, _ in UPHELD.findall(TEXT)).split("; ")
+    return {
+        f"{Path(path).stem}.{name}"
+        for path, _, names in (place.partition(" ") for place in places)
+        for name in names.split(", ")
+    }
+
+
+def test_each_write_of_the_store_is_named() -> None:
+    assert written() - named() == set(NOT_MODELLED)
 
 
 def test_the_page_lists_what_is_checked() -> None:
