@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from sqlane_sa import Backoff, Discard, Job, JobContext, Queue, Retry, Snooze, Worker
+from sqlane_sa import Backoff, Discard, Job, JobContext, Queue, Retry, Snooze, Worker, store
 from tests.support import wait_until
 
 Run = Callable[..., None]
@@ -238,6 +238,53 @@ def test_a_result_that_cannot_be_stored(
     assert (job(odd).status, job(odd).attempts) == (status, attempts)
     later = enqueue("good")
     wait_until(lambda: job(later).status == "completed")
+
+
+def test_a_failure_that_is_refused_for_ever_ends_by_stalls(
+    engine: sa.Engine, queue: Queue, work: Callable[..., Any], enqueue: Enqueue, job: Read, sql: Sql,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """J111: the lease path. Each run whose result cannot be stored is a stall, up to the last; then the sweep's own
+    write is refused, round after round, nothing starts any more, and the neighbours are swept. Once the database takes
+    the write, the job has failed."""
+    sql(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " IF NEW.status = 'failed' THEN RAISE EXCEPTION 'refused by the trigger'; END IF; RETURN NEW; END $$"
+    )
+    sql("CREATE TRIGGER refuse BEFORE UPDATE ON sqlane_jobs FOR EACH ROW EXECUTE FUNCTION refuse()")
+    runs: list[int] = []
+
+    @queue.job("bad", max_attempts=1, max_stalls=2, mutex_keys=["k"], failure_job="reaction")
+    def bad(payload: Any, ctx: JobContext) -> None:
+        runs.append(ctx.attempt)
+        raise ValueError("poison")
+
+    reactions: list[Any] = []
+    queue.job("reaction")(reactions.append)
+    queue.job("good")(lambda payload: None)
+    odd = enqueue("bad")
+    work(lease=0.5)
+
+    def refusals() -> int:
+        said = [record.getMessage() for record in caplog.records]
+        return sum(f"job {odd} stalled and cannot be recovered" in one for one in said)
+
+    wait_until(lambda: refusals() >= 1)
+    with engine.begin() as conn:
+        stale = queue.enqueue(conn, "good").id
+        store.claim(conn, queue.tables, candidate_ids=[stale], lock_token="dead", locked_by="dead", lease=0.001)
+    wait_until(lambda: job(stale).status == "completed")
+    assert job(stale).stalls == 1
+    before = refusals()
+    wait_until(lambda: refusals() >= before + 2)
+    assert (job(odd).status, job(odd).attempts, job(odd).stalls) == ("running", 0, 2)
+    assert sql("SELECT job_id, held_until FROM sqlane_mutexes") == [(odd, None)]
+    assert runs == [1, 1, 1]
+    sql("DROP TRIGGER refuse ON sqlane_jobs")
+    wait_until(lambda: reactions)
+    failed = job(odd)
+    assert (failed.status, failed.attempts, failed.stalls, len(runs)) == ("failed", 0, 3, 3)
+    assert failed.last_error is not None and failed.last_error["type"].endswith("StalledError")
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,7 @@ def asleep(work: Any, sql: Sql) -> Callable[..., Any]:
     return start
 
 
-def test_an_enqueue_wakes(
-    queue: Queue, asleep: Any, enqueue: Any, job: Read, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_enqueue_wakes(queue: Queue, asleep: Any, enqueue: Any, job: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     Followed.only_wake_ups(monkeypatch)
     queue.job("quick")(lambda payload: None)
     worker = asleep()
