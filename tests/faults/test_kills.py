@@ -58,6 +58,7 @@ def test_no_step_is_a_bad_one_to_die_at(fleet: Fleet) -> None:
         assert process.wait() == -signal.SIGKILL, f"{step}: {process.said()}"
         kills.check_counts(fleet, ids)
     finish(fleet, ids)
+    fleet.report("kill -9", f"at each of {len(kills.STEPS)} steps of the worker's operations")
 
 
 def test_no_step_is_a_bad_one_to_be_paused_at(fleet: Fleet) -> None:
@@ -77,6 +78,7 @@ def test_no_step_is_a_bad_one_to_be_paused_at(fleet: Fleet) -> None:
         assert process.wait() == 0, process.said()
     kills.check_counts(fleet, ids)
     kills.check_starts(fleet)
+    fleet.report("SIGSTOP", f"within the transactions of {len(kills.TRANSACTIONS)} operations, until all else was done")
 
 
 def test_no_time_is_a_bad_one_to_die(fleet: Fleet) -> None:
@@ -93,6 +95,7 @@ def test_no_time_is_a_bad_one_to_die(fleet: Fleet) -> None:
         process.kill()
         kills.check_counts(fleet, ids)
     finish(fleet, ids)
+    fleet.report("kill -9", f"{KILLS} times at random moments of a stream")
 
 
 def test_only_what_ran_at_the_kill_runs_again(fleet: Fleet) -> None:
