@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -71,6 +72,46 @@ def test_a_worker_that_starts_before_its_database_waits_for_it(
     assert warnings[0].startswith("database: OperationalError") and "refused" in warnings[0]
     assert warnings[1].startswith("database: works again after")
     worker.stop()
+
+
+def test_a_start_that_fails_once_goes_on(own_server: Server, far: sa.Engine, queue: Queue, make: Make) -> None:
+    """B27: by a fault of its own; the worker starts all the same."""
+    migrations.apply(far, queue)
+    own_server.stop()
+    worker = make().start()
+    parts: Any = worker._parts
+    starter = parts._starter
+    original, raised = starter._run_once, threading.Event()
+
+    def fail_once() -> float:
+        starter._run_once = original
+        raised.set()
+        raise RuntimeError("a bug")
+
+    starter._run_once = fail_once
+    own_server.start()
+    wait_until(lambda: raised.is_set() or starter.wake())
+    wait_until(lambda: starter.wake() or parts._state == "started")
+    assert worker.failure is None
+    worker.stop()
+
+
+def test_a_start_that_fails_for_ever_ends_the_worker(
+    own_server: Server, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B27: the error names it."""
+    monkeypatch.setattr("sqlane_sa.worker.service.LAST_BACKOFF", 0.01)
+    own_server.stop()
+    worker = make().start()
+    starter: Any = worker._parts._starter  # type: ignore[union-attr]
+
+    def fail() -> float:
+        raise RuntimeError("a bug")
+
+    starter._run_once = fail
+    wait_until(lambda: worker.failure or starter.wake())
+    with pytest.raises(WorkerError, match="the database failed 10 times"):
+        worker.stop()
 
 
 def test_tables_that_are_missing_then_end_the_worker(own_server: Server, far: sa.Engine, make: Make) -> None:
