@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Iterable
 
@@ -20,6 +19,8 @@ def advise(queue: Queue) -> None:
     for name, definition in known.items():
         reaction = definition.failure_job
         if reaction is not None and reaction not in known:
+            import difflib  # for this message alone
+
             close = difflib.get_close_matches(reaction, known, n=1)
             level = logging.WARNING if close else logging.INFO
             hint = f"did you mean {close[0]}?" if close else "another process has to serve it"
