@@ -182,18 +182,16 @@ class Handlers:
         job: RunningJob | None = self._pass_on(first) if passes_on else first
         while job is not None:
             self._work_off(job, context)
-            with self._lock:
-                self._idle_threads += 1
             job = self._inbox.get()
             if job is not None:
                 job = self._pass_on(job)
 
     def _work_off(self, first: RunningJob, context: Context) -> None:
-        """This job, and those that wait, one after the other."""
+        """This job, and those that wait, one after the other. The thread counts as idle then."""
         job: RunningJob | None = first
         while job is not None:
             outcome = self._run(job, context.copy())
-            following = self._next()
+            following = self._next(in_thread=True)
             self._jobs.finish(job, outcome)
             if following is not None and following.definition.is_async:
                 self._start_tasks([following])
@@ -217,15 +215,17 @@ class Handlers:
             job.deadline = now + job.definition.timeout
             self._watch(job)
 
-    def _next(self) -> RunningJob | None:
+    def _next(self, *, in_thread: bool = False) -> RunningJob | None:
         """The job that takes over the slot, or None, and the slot is free."""
         following = self._waiting()
-        if following is None:
+        if following is None or (in_thread and following.definition.is_async):
             with self._lock:
                 # Again, for one that was submitted meanwhile: it found no free slot.
-                following = self._waiting()
+                following = following or self._waiting()
                 if following is None:
                     self._occupy(-1)
+                # In one step with the slot: whoever takes that must find this thread, and not make one more.
+                self._idle_threads += in_thread and (following is None or following.definition.is_async)
         if self._jobs.waiting and self.active <= self.refill_at:
             self._jobs.call_loop()
         return following

@@ -152,6 +152,42 @@ def test_threads_are_asked_for_one_after_the_other(
     assert asked == [threading.current_thread().name, "sqlane-handler-1"]
 
 
+@pytest.mark.parametrize("following", ["def", "async def"])
+def test_no_more_threads_are_made_than_slots(
+    queue: Queue, submit: Any, jobs: RunningJobs, handlers: Handlers, monkeypatch: pytest.MonkeyPatch, following: str
+) -> None:
+    """A thread that has given back its slot is found by whoever takes that, in whatever step it is; so what an
+    application keeps by thread, such as a connection, is kept as often as there are slots."""
+    with_finish = following == "def"
+    owner, step = (jobs, "finish") if with_finish else (handlers, "_start_tasks")
+    go_through, at_the_step, go_on = getattr(owner, step), threading.Semaphore(0), threading.Event()
+    names: set[str] = set()
+
+    def slowly(*args: Any) -> None:
+        go_through(*args)
+        if threading.current_thread().name.startswith("sqlane-handler"):
+            at_the_step.release()
+            assert go_on.wait(30)
+
+    async def quick_async(payload: object) -> None: ...
+
+    monkeypatch.setattr(owner, step, slowly)
+    queue.job("quick")(lambda payload: names.add(threading.current_thread().name))
+    queue.job("async")(quick_async)
+    gate = threading.Barrier(CONCURRENCY + 1)
+    queue.job("gate")(lambda payload: gate.wait(30) and None)
+    submit("gate", ["1"] * CONCURRENCY)
+    if not with_finish:
+        submit("async", ["1"] * CONCURRENCY)
+    gate.wait(30)
+    for _ in range(CONCURRENCY):
+        assert at_the_step.acquire(timeout=30)
+    submit("quick", ["1"] * CONCURRENCY)
+    go_on.set()
+    ended(jobs, CONCURRENCY * (2 if with_finish else 3))
+    assert names <= {f"sqlane-handler-{n + 1}" for n in range(CONCURRENCY)}
+
+
 def test_the_first_job_starts_first(queue: Queue, submit: Any, jobs: RunningJobs) -> None:
     """Also where a thread has to be made for the next one, which takes longer than the job."""
     started: list[int] = []
