@@ -102,6 +102,7 @@ def noted_of(worker: Any) -> list[int]:
     """The wake-ups that the worker's loop hears from now on: how many at a time."""
     noted: list[int] = []
     ear = worker._parts.loop.ear
+    wait_until(lambda: ear.file is not None, message="an ear")  # before it, the listener hears, and while it is tested
     hear = ear.hear
 
     def heard() -> int:
