@@ -11,7 +11,8 @@ there now; the differences between the two decide what may start:
   claims cannot wait for each other in a circle. Two candidates share a key only where a place in its line is missing:
   the older gets it.
 - Only jobs that got all their keys start. What the others got cannot be given back by the same statement, which does
-  not see its own rows: they are returned, and put back before the transaction ends.
+  not see its own rows: they are returned, and put back before the transaction ends. One who has no transaction has the
+  statement fail instead, as a `whole`, and claims by `find_candidates` and `claim`.
 
 A wait for a key is as rare as two snapshots with different heads of one line; where one was long, the leases are
 renewed from after it.
@@ -27,7 +28,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 
 from sqlane_sa.schema import Tables
-from sqlane_sa.statement import BIG, INT, INTS, TEXT, TEXTS, Statement, Types
+from sqlane_sa.statement import BIG, BOOL, INT, INTS, TEXT, TEXTS, Statement, Types
 from sqlane_sa.store.candidates import DUE_IN_LANE, LANES, STARTABLE_HEAD, STARTABLE_IN_WINDOW, WINDOW
 from sqlane_sa.store.claim import PUT_BACK, SET_RUNNING
 from sqlane_sa.store.claimed import CLAIMED
@@ -104,7 +105,9 @@ SELECT """
        (SELECT CAST(p.payload AS text) FROM {payloads} AS p
         WHERE p.id = s.id AND octet_length(CAST(p.payload AS text)) <= :inline_bytes) AS payload_text,
        o.lost, o.short_names
-FROM (SELECT nullif(ARRAY(SELECT DISTINCT a.job_id FROM acquired AS a
+FROM (SELECT nullif(ARRAY(SELECT DISTINCT CASE WHEN CAST(:whole AS boolean)
+                           THEN CAST(CAST('job ' || a.job_id || ' got a part of its mutex keys, is claimed anew' AS integer) AS text)
+                           ELSE a.job_id END FROM acquired AS a
                            WHERE a.job_id = ANY(ARRAY(SELECT id FROM lacking))), '{}') AS lost,
              nullif(SHORT, '{}') AS short_names) AS o
 LEFT JOIN started AS s ON true
@@ -118,6 +121,7 @@ _BINDS: Types = {
     "locked_by": TEXT,
     "lease_ms": BIG,
     "inline_bytes": INT,
+    "whole": BOOL,
 }
 _COLUMNS: Types = {**CLAIMED, "payload_text": TEXT, "lost": TEXTS, "short_names": TEXTS}
 
@@ -175,17 +179,19 @@ def claim_keyed(
     locked_by: str,
     lease: float | timedelta,
     window: int = WINDOW,
+    whole: bool = False,
 ) -> KeyedClaim:
     """Start at most `limit` of the jobs with mutex keys that can start, best first, looked for among the first
     `window` due ones of each name and priority.
 
     One statement, and another when a job got a part of its keys only; it takes no keys of a name that is not given.
-    `lease` in seconds.
+    `lease` in seconds. `whole` is for a connection in autocommit: DataError instead of that other statement, and
+    nothing is claimed.
     """
     if limit <= 0 or not names:
         return KeyedClaim([], [])
     window = max(window, limit)
-    more = {"limits": [limit] * len(names), "window": window}
+    more = {"limits": [limit] * len(names), "window": window, "whole": whole}
     return _claim(conn, tables, CLAIM_IN_WINDOW, names, limit, lock_token, locked_by, lease, more)
 
 
@@ -200,6 +206,7 @@ def claim_heads(
     lock_token: str,
     locked_by: str,
     lease: float | timedelta,
+    whole: bool = False,
 ) -> list[ClaimedJob]:
     """Start at most `limit` of the jobs that are first in the lines of these keys, of these names and can start.
 
@@ -207,7 +214,7 @@ def claim_heads(
     """
     if limit <= 0 or not names or not keys:
         return []
-    more = {"keys": list(keys)}
+    more = {"keys": list(keys), "whole": whole}
     return _claim(conn, tables, CLAIM_HEADS, names, limit, lock_token, locked_by, lease, more).jobs
 
 

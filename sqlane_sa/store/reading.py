@@ -20,8 +20,8 @@ def readable(column: str) -> str:
 
 def distinct_keys(stored: Sequence[Any] | None) -> list[str] | None:
     """Mutex keys from an array: each once, without NULLs, of any number of dimensions. None for none."""
-    if stored and len(stored) == 1 and isinstance(stored[0], str):
-        return list(stored)
+    if type(stored) is list and len(stored) == 1 and type(stored[0]) is str:
+        return stored
     return (list(dict.fromkeys(_flat(stored))) or None) if stored else None
 
 

@@ -32,7 +32,8 @@ class KeyedLook(NamedTuple):
 
 
 class KeyedClaims:
-    """Each claim is a transaction of its own: two of them in one would take keys in no order.
+    """Each claim is a transaction of its own: two of them in one would take keys in no order. It is one statement, after
+    which nothing may fail before its jobs are noted.
 
     A freed key is followed by the next job of its line for the price of a few index probes. A look at everything finds
     the others: those of keys that nobody held, and of better priority. It reads windows of due jobs; and where these
@@ -75,13 +76,16 @@ class KeyedClaims:
     def _look(
         self, names: Collection[str], want: int, claimed: list[ClaimedJob], asleep: bool
     ) -> tuple[int | None, bool]:
-        with self._claims.followed(), self._database.transaction() as conn:
-            tables = self._queue.tables
-            found, short = store.claim_keyed(conn, tables, names=names, limit=want, **self._claims.terms())
-            few = len(found) < want
-            next_ms = store.next_keyed(conn, tables, names=names) if not found or (asleep and few) else None
+        tables = self._queue.tables
+        with self._claims.followed(), self._database.statement() as conn:
+            found, short = store.claim_keyed(conn, tables, names=names, limit=want, whole=True, **self._claims.terms())
         claimed += found
         self._leave(found)
+        few = len(found) < want
+        next_ms = None
+        if not found or (asleep and few):
+            with self._database.statement() as conn:
+                next_ms = store.next_keyed(conn, tables, names=names)
         if short:
             self._walk(short, want - len(found))
         elif few:
@@ -96,7 +100,7 @@ class KeyedClaims:
         self._walk_at = now + WALK_PAUSE
         ends = 0 if self.lines.after_key else 1
         while ends < 2:
-            with self._database.transaction() as conn:
+            with self._database.statement() as conn:
                 keys, after_key = store.find_free_lines(
                     conn, self._queue.tables, names=names, after_key=self.lines.after_key
                 )
@@ -112,9 +116,9 @@ class KeyedClaims:
             limit = want - len(claimed)
             keys = self.lines.take(limit + spare)
             spare = min(4 * spare, LAST_SPARE)
-            with self._claims.followed(), self._database.transaction() as conn:
+            with self._claims.followed(), self._database.statement() as conn:
                 found = store.claim_heads(
-                    conn, self._queue.tables, keys=keys, names=names, limit=limit, **self._claims.terms()
+                    conn, self._queue.tables, keys=keys, names=names, limit=limit, whole=True, **self._claims.terms()
                 )
             if len(found) == limit:
                 self.lines.add(keys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 
 MAX_KEYS = 10_000
@@ -11,7 +12,8 @@ class Lines:
     """A hint and no more: what is not here is found by the next look at everything. The loop's own."""
 
     def __init__(self) -> None:
-        self._keys: dict[str, None] = {}
+        # Not a dict: to find its first key, that steps over all that were deleted before it.
+        self._keys: OrderedDict[str, None] = OrderedDict()
         self.after_key = ""
         """Where the next walk from key to key begins, so that each gets its turn."""
 
@@ -23,7 +25,7 @@ class Lines:
         for key in keys:
             self._keys[key] = None
         while len(self._keys) > MAX_KEYS:
-            del self._keys[next(iter(self._keys))]
+            self._keys.popitem(last=False)
 
     def take(self, n: int) -> list[str]:
         """The `n` that were added first. They are gone: a line that cannot go on now is worth another look when a key

@@ -36,7 +36,7 @@ OPERATIONS = (
     "recover_stale_many",
 )
 MOMENTS = ("before", "written", "committed")
-TRANSACTIONS = ("claim_keyed", "complete", "retry_many", "release_many", "fail", "renew_leases", "recover_stale_many")
+TRANSACTIONS = ("complete", "retry_many", "release_many", "fail", "renew_leases", "recover_stale_many")
 """Operations in whose transactions a worker can be paused, with rows locked."""
 STEPS = ("handler start", "handler end", *(f"{operation} {moment}" for operation in OPERATIONS for moment in MOMENTS))
 

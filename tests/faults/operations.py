@@ -64,14 +64,12 @@ def claim_plain(conn: sa.Connection, queue: Queue, _: Any) -> list[ClaimedJob]:
 
 
 def claim_keyed(conn: sa.Connection, queue: Queue, _: Any) -> list[ClaimedJob]:
-    by: Any = {"lock_token": new_id(), "locked_by": "worker", "lease": LEASE}
-    claimed = store.claim_keyed(conn, queue.tables, names=["keyed"], limit=5, **by).jobs
-    store.next_keyed(conn, queue.tables, names=["keyed"])
-    return claimed
+    by: Any = {"lock_token": new_id(), "locked_by": "worker", "lease": LEASE, "whole": True}
+    return store.claim_keyed(conn, queue.tables, names=["keyed"], limit=5, **by).jobs
 
 
 def claim_heads(conn: sa.Connection, queue: Queue, _: Any) -> list[ClaimedJob]:
-    by: Any = {"lock_token": new_id(), "locked_by": "worker", "lease": LEASE}
+    by: Any = {"lock_token": new_id(), "locked_by": "worker", "lease": LEASE, "whole": True}
     return store.claim_heads(conn, queue.tables, keys=KEYS, names=["keyed"], limit=5, **by)
 
 
@@ -172,8 +170,9 @@ WORKER = [
     Operation("probe", due, lambda c, q, _: store.probe_lanes(c, q.tables), reads=True),
     Operation("candidates", due, candidates, reads=True),
     Operation("claim_plain", due, claim_plain),
-    Operation("claim_keyed", due, claim_keyed),
-    Operation("claim_heads", due, claim_heads),
+    Operation("claim_keyed", due, claim_keyed, alone=True),
+    Operation("claim_heads", due, claim_heads, alone=True),
+    Operation("next_keyed", due, lambda c, q, _: store.next_keyed(c, q.tables, names=["keyed"]), reads=True),
     Operation("find_free_lines", due, lambda c, q, _: store.find_free_lines(c, q.tables, names=["keyed"]), reads=True),
     Operation("find_keyed_places", due, find_places, reads=True),
     Operation("claim_apart", due, claim_apart),

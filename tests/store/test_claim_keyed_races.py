@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -108,6 +110,24 @@ def test_a_part_of_the_keys_is_put_back(engine: sa.Engine, queue: Queue, commits
         else:
             assert ids_of(result.result()) == [id]
             assert set(holds(one)) == {"a", "k", "z"}
+
+
+@pytest.mark.parametrize("by", [claim_keyed, lambda conn, queue, **options: claim_heads(conn, queue, "k", **options)])
+def test_a_claim_in_autocommit_fails_as_a_whole_rather_than_to_keep_a_part(
+    engine: sa.Engine, queue: Queue, by: Callable[..., Any]
+) -> None:
+    """There is no transaction in which the part could be put back before others see it. The next one claims the rest."""
+    alone = engine.execution_options(isolation_level="AUTOCOMMIT")
+    id, free = committed(engine, lambda conn: [add(conn, queue, mutex_keys=list(keys)) for keys in ("akz", "q")])
+    with engine.connect() as one:
+        other = running(one, queue, mutex_keys=["k"])
+        with rival(alone, lambda conn: by(conn, queue, lock_token="late", whole=True)) as result:
+            one.commit()
+        with pytest.raises(sa.exc.DataError, match=f"job {id} got a part of its mutex keys"):
+            result.result()
+        assert holds(one) == {"k": (other.id, False)}
+        assert [status(one, each) for each in (id, free)] == ["pending"] * 2
+        assert ids_of(claim_keyed(one, queue, whole=True)) == [free]
 
 
 def test_a_linger_that_begins_meanwhile_is_not_taken_over(engine: sa.Engine, queue: Queue) -> None:

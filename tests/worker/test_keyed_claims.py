@@ -21,7 +21,7 @@ from tests.worker.clock import Clock
 
 class Nowhere:
     @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def statement(self) -> Iterator[None]:
         yield
 
 
