@@ -17,6 +17,7 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     bindparam,
+    column,
     text,
 )
 from sqlalchemy.dialects.postgresql.base import PGDialect
@@ -97,8 +98,8 @@ class Statement:
     """One statement of the store.
 
     `{jobs}`, `{payloads}`, `{mutexes}`, `{waits}`, `{sleepers}` and `{version}` in the SQL are the tables of the queue.
-    `columns` names and types what comes back, so that neither the order of the SELECT list nor a new column swaps
-    values.
+    `columns` names and types what comes back, in the order of the SELECT list: only by their places does SQLAlchemy
+    keep what it has found out about a result, instead of matching the names again at each call.
     """
 
     def __init__(self, sql: str, binds: Types, columns: Types | None = None) -> None:
@@ -142,4 +143,6 @@ class Statement:
         # In one pass: a prefix may be "{waits}".
         sql = _TABLE.sub(name, short)
         clause = text(sql).bindparams(*(bindparam(name, type_=type_) for name, type_ in self.binds.items()))
-        return clause if self.columns is None else clause.columns(**self.columns)
+        if self.columns is None:
+            return clause
+        return clause.columns(*(column(name, type_) for name, type_ in self.columns.items()))

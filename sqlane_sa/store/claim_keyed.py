@@ -106,8 +106,9 @@ SELECT """
         WHERE p.id = s.id AND octet_length(CAST(p.payload AS text)) <= :inline_bytes) AS payload_text,
        o.lost, o.short_names
 FROM (SELECT nullif(ARRAY(SELECT DISTINCT CASE WHEN CAST(:whole AS boolean)
-                           THEN CAST(CAST('job ' || a.job_id || ' got a part of its mutex keys, is claimed anew' AS integer) AS text)
-                           ELSE a.job_id END FROM acquired AS a
+                               THEN CAST(CAST('job ' || a.job_id || ' got a part of its mutex keys, is claimed anew'
+                                              AS integer) AS text)
+                               ELSE a.job_id END FROM acquired AS a
                            WHERE a.job_id = ANY(ARRAY(SELECT id FROM lacking))), '{}') AS lost,
              nullif(SHORT, '{}') AS short_names) AS o
 LEFT JOIN started AS s ON true

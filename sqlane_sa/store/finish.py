@@ -83,7 +83,9 @@ locked AS MATERIALIZED (
 
 COMPLETE = Statement("WITH" + COMPLETING + "\nSELECT id FROM completed", PAIRS, {"id": TEXT})
 COMPLETE_AND_END = Statement(
-    "WITH" + COMPLETING + "\nSELECT id, " + IDLE_LIMIT + " FROM completed", PAIRS | {"idle_ms": INT}, {"id": TEXT}
+    "WITH" + COMPLETING + "\nSELECT id, " + IDLE_LIMIT + " AS idle_limit FROM completed",
+    PAIRS | {"idle_ms": INT},
+    {"id": TEXT, "idle_limit": TEXT},
 )
 
 # Back in the line of its keys, at its new time.

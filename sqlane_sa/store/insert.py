@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from sqlane_sa.schema import Tables
-from sqlane_sa.statement import BIGS, INTS, TEXT, TEXTS, Statement, Types, array_literal
+from sqlane_sa.statement import BIG, BIGS, INTS, TEXT, TEXTS, Statement, Types, array_literal
 from sqlane_sa.store.insert_one import OPTIONS, insert_one, options_of, utc
 from sqlane_sa.values.ids import new_ids
 from sqlane_sa.values.job import Enqueued, NewJob
@@ -86,7 +86,7 @@ INSERT_KNOWN = Statement(
     )
     + "\nSELECT id, (SELECT count(*) FROM woken) AS woken FROM created",
     _BINDS,
-    {"id": TEXT},
+    {"id": TEXT, "woken": BIG},
 )
 
 

@@ -32,8 +32,8 @@ class KeyedLook(NamedTuple):
 
 
 class KeyedClaims:
-    """Each claim is a transaction of its own: two of them in one would take keys in no order. It is one statement, after
-    which nothing may fail before its jobs are noted.
+    """Each claim is a transaction of its own: two of them in one would take keys in no order. It is one statement,
+    after which nothing may fail before its jobs are noted.
 
     A freed key is followed by the next job of its line for the price of a few index probes. A look at everything finds
     the others: those of keys that nobody held, and of better priority. It reads windows of due jobs; and where these

@@ -116,7 +116,7 @@ def test_a_part_of_the_keys_is_put_back(engine: sa.Engine, queue: Queue, commits
 def test_a_claim_in_autocommit_fails_as_a_whole_rather_than_to_keep_a_part(
     engine: sa.Engine, queue: Queue, by: Callable[..., Any]
 ) -> None:
-    """There is no transaction in which the part could be put back before others see it. The next one claims the rest."""
+    """There is no transaction in which the part could be put back before others see it. The rest is claimed next."""
     alone = engine.execution_options(isolation_level="AUTOCOMMIT")
     id, free = committed(engine, lambda conn: [add(conn, queue, mutex_keys=list(keys)) for keys in ("akz", "q")])
     with engine.connect() as one:
