@@ -79,7 +79,8 @@ Claimable(j) ==
 \* commits late, a part of it is over. A claim whose reply was lost runs nowhere; recall.RECALL,
 \* which looks for it by its token and renews its lease, is not an action here.
 \* In one statement: claim.CLAIM_PLAIN; claim_keyed.CLAIM_IN_WINDOW and CLAIM_HEADS; turn.COMPLETE_AND_CLAIM.
-\* What of a job's keys was busy after all they give back by PUT_BACK before they commit.
+\* Where a key was busy after all, they give back what they got of the job's others by PUT_BACK before they commit; or
+\* fail as a whole, where there is no transaction.
 Claim(w, j, reply) ==
     /\ workers[w].phase = "found" /\ workers[w].job = j
     /\ Claimable(j)

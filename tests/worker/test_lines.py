@@ -93,3 +93,33 @@ def test_lines_are_taken_in_turn_and_limited(monkeypatch: pytest.MonkeyPatch) ->
     some.add("e")
     some.clear()
     assert some.take(1) == []
+
+
+def test_a_claim_that_failed_as_a_whole_is_made_anew_one_step_after_the_other(
+    queue: Queue, run: Any, engine: sa.Engine, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When it does fail: tests/store/test_claim_keyed_races.py."""
+    steps: list[str] = []
+    claim, claim_keyed = store.claim, store.claim_keyed
+
+    def general(*arguments: Any, **options: Any) -> Any:
+        steps.append("general")
+        return claim(*arguments, **options)
+
+    def fails_at_first(conn: sa.Connection, *arguments: Any, **options: Any) -> Any:
+        assert options["whole"]
+        if not steps:
+            steps.append("failed")
+            conn.exec_driver_sql("SELECT CAST('job' AS integer)")
+        return claim_keyed(conn, *arguments, **options)
+
+    monkeypatch.setattr(store, "claim", general)
+    monkeypatch.setattr(store, "claim_keyed", fails_at_first)
+    order: list[int] = []
+    queue.job("keyed")(order.append)
+    with engine.begin() as conn:
+        queue.enqueue_many(conn, [queue.new("keyed", n, mutex_keys=["a", "k"]) for n in range(2)])
+    run(lease=60)
+    assert order == [0, 1]
+    assert steps[:2] == ["failed", "general"]
+    assert sql("SELECT FROM sqlane_mutexes") == []
