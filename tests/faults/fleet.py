@@ -75,6 +75,9 @@ class WorkerProcess:
     def said(self) -> str:
         return self._log.read_text()
 
+    def lines(self) -> list[str]:
+        return self.said().splitlines()
+
 
 def _serve(serve: Serve, url: str, options: dict[str, Any], name: str, log: str) -> None:
     _end_with_parent()
@@ -133,6 +136,11 @@ class Fleet(Watch):
         job = self.wait_status(id_, "completed", "failed")
         assert job.status == "completed", job
         return job
+
+    def releases(self, id_: str) -> int:
+        """How often workers say that they gave it back while its handler ran: a start that used no attempt."""
+        said = [line for each in self.processes for line in each.lines() if f"job {id_} " in line]
+        return sum("it is released" in line for line in said)
 
     def report(self, fault: str, done: str) -> None:
         """At rest: a line for the table of docs/reliability.md."""
