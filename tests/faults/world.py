@@ -34,7 +34,7 @@ OPTIONS = {
     "stall_delay": 0.5,
     "poll_interval": 0.5,
     "shutdown_timeout": 3.0,
-    "concurrency": 10,
+    "concurrency": 24,
 }
 """Of each worker; seconds."""
 
