@@ -98,6 +98,27 @@ def test_the_failure_job_gets_the_facts(queue: Queue, run: Run, enqueue: Enqueue
     }
 
 
+@pytest.mark.parametrize("transactional", [False, True])
+def test_what_a_handler_does_to_its_payload_is_its_own(
+    queue: Queue, run: Run, enqueue: Enqueue, job: Read, transactional: bool
+) -> None:
+    """The next attempt, the failure job and the stored job have what was enqueued."""
+    seen: list[Any] = []
+
+    @queue.job("bad", max_attempts=2, backoff=SOON, failure_job="reaction", transactional=transactional)
+    def bad(payload: Any) -> None:
+        seen.append(json.loads(json.dumps(payload)))
+        payload["a"].append(2)
+        payload["b"] = object()
+        raise ValueError("why")
+
+    queue.job("reaction")(lambda failed: seen.append(failed["payload"]))
+    id_ = enqueue("bad", {"a": [1]})
+    run()
+    assert seen == [{"a": [1]}] * 3
+    assert job(id_).payload == {"a": [1]}
+
+
 BASE_EXCEPTIONS: list[BaseException] = [
     SystemExit(0),
     SystemExit("x"),
