@@ -182,8 +182,10 @@ def test_a_workers_connections_have_keepalives_and_the_applications_keep_theirs(
         assert found["keepalives_interval"] == "7", "chosen by the application"
         assert found["connect_timeout"] == "5"
     assert "tcp_user_timeout" not in seen["application"]
-    with worker._parts.sweeper._database.transaction() as conn:
+    another = worker._parts._connector.database()  # those that are there have their threads
+    with another.transaction() as conn:
         servers.append(of_the_server(conn))
+    another.close()
     assert servers == [("10", "5", "3")] * 2
     assert engine.dialect.dispatch.do_connect
     worker.stop()

@@ -160,7 +160,8 @@ def test_no_more_threads_are_made_than_slots(
     application keeps by thread, such as a connection, is kept as often as there are slots."""
     with_finish = following == "def"
     owner, step = (jobs, "finish") if with_finish else (handlers, "_start_tasks")
-    go_through, at_the_step, go_on = getattr(owner, step), threading.Semaphore(0), threading.Event()
+    go_through, at_the_step = getattr(owner, step), threading.Semaphore(0)
+    all_there, go_on = threading.Event(), threading.Event()
     names: set[str] = set()
 
     def slowly(*args: Any) -> None:
@@ -169,11 +170,12 @@ def test_no_more_threads_are_made_than_slots(
             at_the_step.release()
             assert go_on.wait(30)
 
-    async def quick_async(payload: object) -> None: ...
+    async def waits(payload: object) -> None:
+        await asyncio.to_thread(all_there.wait, 30)  # one that ends sooner is followed by what a thread was to follow
 
     monkeypatch.setattr(owner, step, slowly)
     queue.job("quick")(lambda payload: names.add(threading.current_thread().name))
-    queue.job("async")(quick_async)
+    queue.job("async")(waits)
     gate = threading.Barrier(CONCURRENCY + 1)
     queue.job("gate")(lambda payload: gate.wait(30) and None)
     submit("gate", ["1"] * CONCURRENCY)
@@ -182,7 +184,10 @@ def test_no_more_threads_are_made_than_slots(
     gate.wait(30)
     for _ in range(CONCURRENCY):
         assert at_the_step.acquire(timeout=30)
+    all_there.set()
     submit("quick", ["1"] * CONCURRENCY)
+    if not with_finish:
+        ended(jobs, 2 * CONCURRENCY)
     go_on.set()
     ended(jobs, CONCURRENCY * (2 if with_finish else 3))
     assert names <= {f"sqlane-handler-{n + 1}" for n in range(CONCURRENCY)}
