@@ -23,14 +23,14 @@ _ASYNC = "an AsyncSession or AsyncConnection"
 def connection_of(on: object, tables: Tables, method: str) -> Connection:
     """The connection of `on`, inside its transaction; nothing of a session is flushed.
 
-    Raises `HandleError` for anything but a Session, scoped_session or Connection, and `AutocommitError`.
+    Raises `HandleError` for anything but a Session, scoped_session or Connection of PostgreSQL, and `AutocommitError`.
     """
     if isinstance(on, Connection):
-        _refuse_async(on.dialect, on, method)
+        _check_dialect(on.dialect, on, method)
         conn = on
     elif _is_session(on):
         # The clause lets a session with several binds choose the one that the queue's tables are bound to.
-        _refuse_async(on.get_bind(clause=tables.jobs).dialect, on, method)
+        _check_dialect(on.get_bind(clause=tables.jobs).dialect, on, method)
         conn = on.connection(bind_arguments={"clause": tables.jobs})
     else:
         raise _wrong_handle(on, method)
@@ -56,8 +56,10 @@ def refuse_wrong_async(on: object, method: str) -> None:
 def reading_connection(on: object, tables: Tables, method: str) -> Connection:
     """The connection of `on`, for a look; nothing of a session is flushed. Raises `HandleError`."""
     if isinstance(on, Connection):
+        _refuse_other_databases(on.dialect, on, method)
         return on
     if _is_session(on):
+        _refuse_other_databases(on.get_bind(clause=tables.jobs).dialect, on, method)
         return on.connection(bind_arguments={"clause": tables.jobs})
     raise HandleError(
         f"queue.{method}() takes {_SYNC}, and got {type(on).__name__}; on {_ASYNC} use "
@@ -90,12 +92,21 @@ def _is_async(on: object) -> bool:
     return any(base.__module__.startswith("sqlalchemy.ext.asyncio") for base in type(on).__mro__)
 
 
-def _refuse_async(dialect: Any, on: object, method: str) -> None:
+def _check_dialect(dialect: Any, on: object, method: str) -> None:
+    _refuse_other_databases(dialect, on, method)
     if dialect.is_async and not in_greenlet():
         raise HandleError(
             f"this {type(on).__name__} belongs to an async engine and works only inside run_sync; "
             f"use `await queue.a{method}(async_session, ...)`, "
             f"or `await async_session.run_sync(lambda session: queue.{method}(session, ...))`"
+        )
+
+
+def _refuse_other_databases(dialect: Any, on: object, method: str) -> None:
+    if dialect.name != "postgresql":
+        raise HandleError(
+            f"queue.{method}() needs PostgreSQL, and this {type(on).__name__} is one of {dialect.name}; give it one of "
+            'the database with the tables of the queue: create_engine("postgresql+psycopg://...")'
         )
 
 

@@ -57,9 +57,10 @@ class Worker:
         worker_id: str | None = None,
         exit_when_stuck: bool = False,
     ) -> None:
-        if not isinstance(engine, Engine) or engine.dialect.is_async:
+        if not isinstance(engine, Engine) or engine.dialect.is_async or engine.dialect.name != "postgresql":
+            got = type(engine).__name__ + (f" of {engine.dialect.name}" if isinstance(engine, Engine) else "")
             raise HandleError(
-                f"Worker takes an Engine of a synchronous driver, and got {type(engine).__name__}; use "
+                f"Worker takes an Engine of PostgreSQL and a synchronous driver, and got {got}; use "
                 'create_engine("postgresql+psycopg://..."): it runs async def handlers too, in a loop of its own'
             )
         self.queue = queue

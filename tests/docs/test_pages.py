@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from sqlane_sa import JobContext, Queue, Snooze, Worker, migrations
+from sqlane_sa.cli.group import main
 from sqlane_sa.testing import drain
 from tests.docs.test_readme import ENQUEUE, MODELS, WORKER
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {page.stem: page.read_text() for page in DOCS.glob("*.md")}
-DEFINITIONS, ENQUEUEING, LOOKING, TESTING = re.findall(r"```python\n(.*?)```", PAGES["jobs"], re.S)
+DEFINITIONS, ENQUEUEING, BY_THE_CLOCK, LOOKING, TESTING = re.findall(r"```python\n(.*?)```", PAGES["jobs"], re.S)
 [SIGNATURE] = re.findall(r"```python\n(.*?)```", PAGES["worker"], re.S)
 
 
@@ -29,7 +30,7 @@ DEFINITIONS, ENQUEUEING, LOOKING, TESTING = re.findall(r"```python\n(.*?)```", P
 def names() -> dict[str, Any]:
     """The names of the page's blocks, one after the other."""
     names: dict[str, Any] = {}
-    for block in (DEFINITIONS, ENQUEUEING, LOOKING):
+    for block in (DEFINITIONS, ENQUEUEING, BY_THE_CLOCK, LOOKING):
         exec(block, names)
     return names
 
@@ -37,8 +38,8 @@ def names() -> dict[str, Any]:
 def test_every_block_is_run_somewhere() -> None:
     """Those of migrations.md and roles.md in tests/migrations; that of operations.md is an example of an answer."""
     assert {name: page.count("```") // 2 for name, page in PAGES.items() if "```" in page} == {
-        "jobs": 4,
-        "worker": 1,
+        "jobs": 5,
+        "worker": 2,
         "migrations": 8,
         "roles": 6,
         "operations": 1,
@@ -124,6 +125,24 @@ def test_enqueueing(names: dict[str, Any], engine: sa.Engine) -> None:
     with engine.connect() as conn:
         stats = names["queue"].stats(conn)
     assert (stats["file_return"].pending, stats["file_return"].due, stats["mail.receipt"].due) == (8, 6, 5)
+
+
+def test_a_job_by_the_clock(names: dict[str, Any], conn: sa.Connection) -> None:
+    for _ in range(2):
+        names["every_night"](conn, date(2024, 2, 29))
+    assert names["queue"].get(conn, "return-2024-02-29").payload == {"year": 2024}
+    assert names["queue"].stats(conn)["file_return"].pending == 1
+
+
+def test_the_unit_of_a_supervisor() -> None:
+    """Its command is one that there is, and it waits for a stop longer than a worker takes for it."""
+    [unit] = re.findall(r"```ini\n(.*?)```", PAGES["worker"], re.S)
+    settings = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line)
+    [_, command, *arguments] = settings["ExecStart"].split()
+    parsed = main.commands[command].make_context(command, arguments)
+    assert (parsed.params["path"], parsed.params["concurrency"]) == ("app.jobs:queue", 20)
+    assert int(settings["TimeoutStopSec"]) >= parsed.params["shutdown_timeout"] + 10
+    assert (settings["Restart"], settings["Environment"].partition("=")[0]) == ("always", "SQLANE_DATABASE_URL")
 
 
 def test_the_options_of_a_job() -> None:

@@ -94,6 +94,19 @@ def test_a_session_without_an_engine_says_so_itself(queue: Queue) -> None:
         queue.enqueue(session, "n")
 
 
+def test_another_database_is_refused(queue: Queue) -> None:
+    """By its name, before anything is sent."""
+    other = sa.create_engine("sqlite://")
+    with Session(other) as session, other.connect() as conn, sql_sent(other) as sent:
+        for on in (session, conn):
+            for call in (queue.enqueue, queue.enqueue_many, queue.get, queue.stats):
+                arguments = {queue.enqueue_many: [[queue.new("n")]], queue.stats: []}.get(call, ["n"])
+                with pytest.raises(HandleError, match=rf"queue\.{call.__name__}\(\) needs PostgreSQL, .* of sqlite; "):
+                    call(on, *arguments)
+        assert sent == []
+    other.dispose()
+
+
 def test_a_session_chooses_among_its_engines(queue: Queue, engine: sa.Engine) -> None:
     """By the queue's tables, as it would for a mapped class."""
     other = sa.create_engine("sqlite://")

@@ -66,6 +66,8 @@ def test_other_refusals(queue: Queue, engine: sa.Engine, database_url: str) -> N
         Worker(engine, queue, names=["quikc"])
     with pytest.raises(HandleError, match="synchronous"):
         Worker(create_async_engine(database_url), queue)  # type: ignore[arg-type]
+    with pytest.raises(HandleError, match=r"takes an Engine of PostgreSQL .* got Engine of sqlite; use"):
+        Worker(sa.create_engine("sqlite://"), queue)
     Worker(engine, queue, lease=timedelta(minutes=1), poll_interval=timedelta(seconds=1))
 
 
