@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Generic, ParamSpec, TypeVar, Unpack
 
 from sqlalchemy import MetaData
@@ -32,7 +32,7 @@ from sqlane_sa.values.errors import (
 )
 from sqlane_sa.values.health import Health
 from sqlane_sa.values.job import Enqueued, FailedJob, Job, NameStats, NewJob, checked_job
-from sqlane_sa.values.options import DefinitionOptions, JobOptions, check_options
+from sqlane_sa.values.options import DefinitionOptions, JobOptions, Seconds, check_options, refuse_unknown
 from sqlane_sa.values.payload import encode
 from sqlane_sa.values.reaction import reaction_payload
 from sqlane_sa.values.text import check_keys
@@ -44,8 +44,6 @@ NO_TABLES = (
     "the tables of the queue are not where this connection looks for them: `sqlane migrate` makes them, or your own "
     "Alembic revisions do (docs/migrations.md); or give Queue(prefix=..., schema=...) as they were made"
 )
-
-SECONDS = float | timedelta
 
 
 class Queue:
@@ -112,7 +110,7 @@ class Queue:
         name: str,
         payload: Any = None,
         *,
-        delay: SECONDS | None = None,
+        delay: Seconds | None = None,
         run_at: datetime | None = None,
         priority: int | None = None,
         mutex_keys: Iterable[str] | None = None,
@@ -150,7 +148,7 @@ class Queue:
         written and `created` is False. Raises what `new` raises before any SQL is sent, `HandleError` and
         `AutocommitError`.
         """
-        return self._insert(on, [self._new_for(refuse_wrong, on, name, payload, options)], "enqueue")[0]
+        return self._insert(on, [self._new_for(refuse_wrong, on, name, payload, options, "enqueue")], "enqueue")[0]
 
     def enqueue_many(self, on: Any, jobs: Iterable[NewJob], *, copy: bool = False) -> list[Enqueued]:
         """Write any number of jobs in the transaction of `on`; one `Enqueued` each, in input order.
@@ -165,7 +163,7 @@ class Queue:
 
     async def aenqueue(self, on: Any, name: str, payload: Any = None, **options: Unpack[JobOptions]) -> Enqueued:
         """`enqueue` in the transaction of an AsyncSession or AsyncConnection."""
-        job = self._new_for(refuse_wrong_async, on, name, payload, options)
+        job = self._new_for(refuse_wrong_async, on, name, payload, options, "aenqueue")
         return (await run_on(on, "enqueue", lambda sync: self._insert(sync, [job], "enqueue")))[0]
 
     async def aenqueue_many(self, on: Any, jobs: Iterable[NewJob], *, copy: bool = False) -> list[Enqueued]:
@@ -203,12 +201,13 @@ class Queue:
         return stranger.new(failed.failure_job, payload)
 
     def _new_for(
-        self, refuse: Callable[[object, str], None], on: object, name: str, payload: Any, options: JobOptions
+        self, refuse: Callable[[object, str], None], on: object, name: str, payload: Any, options: JobOptions, said: str
     ) -> NewJob:
         try:
             return self.new(name, payload, **options)
         except Exception:
             refuse(on, "enqueue")  # a forgotten session, and all that was given is taken for something else
+            refuse_unknown(options, said)
             raise
 
     def _checked(self, jobs: Iterable[NewJob]) -> list[NewJob]:

@@ -44,3 +44,15 @@ def check_options(options: Iterable[str]) -> None:
         if name not in DefinitionOptions.__annotations__:
             known = ", ".join(DefinitionOptions.__annotations__)
             raise DefinitionError(f"there is no option {name!r}; a definition takes {known}", option=name)
+
+
+def refuse_unknown(options: Iterable[str], method: str) -> None:
+    """Raises `TypeError` for an option that no job has, in the name of the method that was called."""
+    known = JobOptions.__annotations__
+    for name in options:
+        if name not in known:
+            import difflib  # for this message alone
+
+            close = difflib.get_close_matches(name, known, n=1)
+            guess = f"did you mean {close[0]!r}? It" if close else "it"
+            raise TypeError(f"{method}() has no option {name!r}; {guess} takes {', '.join(known)}") from None
