@@ -11,6 +11,7 @@ from sqlane_sa.store.claim_keyed import KeyedClaim, claim_heads, claim_keyed
 from sqlane_sa.store.complete_keyed import complete_keyed
 from sqlane_sa.store.completed import count_completed
 from sqlane_sa.store.copying import copy_jobs
+from sqlane_sa.store.failed import FailedCount, count_failed, failed_ids, find_failed, retry_failed
 from sqlane_sa.store.failure import FailResult, fail
 from sqlane_sa.store.finish import (
     ReleaseWrite,
@@ -31,7 +32,7 @@ from sqlane_sa.store.inspect import get, stats
 from sqlane_sa.store.lines import FreeLines, find_free_lines
 from sqlane_sa.store.locks import find_locked
 from sqlane_sa.store.payloads import INLINE_BYTES, read_payload_texts, read_payloads
-from sqlane_sa.store.presence import worker_seen
+from sqlane_sa.store.presence import running_names, worker_seen
 from sqlane_sa.store.probe import Lane, next_keyed, next_linger_end, probe, probe_lanes
 from sqlane_sa.store.recall import recall
 from sqlane_sa.store.recovery import Recovery, find_stale, recover_stale, recover_stale_many
@@ -41,13 +42,15 @@ from sqlane_sa.store.sleepers import awake, fall_asleep, sweep_sleepers, wake
 from sqlane_sa.store.sweep import MutexSweep, WaitsSweep, delete_expired, make_due, sweep_mutexes, sweep_waits
 from sqlane_sa.store.tuning import end_session, pin_plans, pin_session, wait_briefly
 from sqlane_sa.store.turn import Turn, complete_and_claim
-from sqlane_sa.values.job import ClaimedJob, JobLock
+from sqlane_sa.values.job import ClaimedJob, FailedEntry, JobLock
 
 __all__ = [
     "INLINE_BYTES",
     "ClaimedJob",
     "DueJob",
     "FailResult",
+    "FailedCount",
+    "FailedEntry",
     "FreeLines",
     "JobLock",
     "KeyedClaim",
@@ -70,11 +73,14 @@ __all__ = [
     "complete_unlocked",
     "copy_jobs",
     "count_completed",
+    "count_failed",
     "delete_expired",
     "end_session",
     "fail",
+    "failed_ids",
     "fall_asleep",
     "find_candidates",
+    "find_failed",
     "find_free_lines",
     "find_held",
     "find_keyed_candidates",
@@ -105,7 +111,9 @@ __all__ = [
     "release_many",
     "renew_leases",
     "retry",
+    "retry_failed",
     "retry_many",
+    "running_names",
     "stats",
     "sweep_mutexes",
     "sweep_sleepers",

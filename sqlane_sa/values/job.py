@@ -168,6 +168,20 @@ class NameStats(NamedTuple):
     oldest_due_ms: int | None
 
 
+class FailedEntry(NamedTuple):
+    """A line in the list of failed jobs: `age_ms` since it failed for good, `last_error` as it is stored, most often a
+    dict of type, message and traceback."""
+
+    id: str
+    name: str
+    attempts: int
+    max_attempts: int
+    stalls: int
+    finished_at: datetime | None
+    age_ms: int | None
+    last_error: Any
+
+
 @dataclass(frozen=True, slots=True)
 class FailedJob:
     """What a failure job is built from: the job that failed for good, its payload and its last error."""

@@ -107,6 +107,10 @@ def look(conn: sa.Connection, queue: Queue, id: str = "none") -> None:
     store.get(conn, queue.tables, id=id)
     store.stats(conn, queue.tables)
     store.count_completed(conn, queue.tables, max_bytes=2**30)
+    store.running_names(conn, queue.tables)
+    store.find_failed(conn, queue.tables, limit=9)
+    store.failed_ids(conn, queue.tables, name="n", limit=9)
+    store.count_failed(conn, queue.tables, within=LEASE, limit=9)
     store.health(conn, queue.tables)
     store.missing_rights(conn, queue.tables)
 
@@ -152,3 +156,5 @@ def _sweep(conn: sa.Connection, queue: Queue) -> None:
     store.sweep_waits(conn, tables, limit=9)
     store.sweep_sleepers(conn, tables)
     store.delete_expired(conn, tables, limit=9)
+    failed = store.failed_ids(conn, tables, name="n", limit=9)
+    assert store.retry_failed(conn, tables, ids=failed) == failed != []
