@@ -6,8 +6,10 @@ import click
 
 from sqlane_sa.cli.demo import demo
 from sqlane_sa.cli.doctor import doctor
+from sqlane_sa.cli.failed import failed
 from sqlane_sa.cli.migrate import migrate
 from sqlane_sa.cli.problems import Explaining
+from sqlane_sa.cli.retry import retry
 from sqlane_sa.cli.stats import stats
 from sqlane_sa.cli.worker import worker
 
@@ -18,5 +20,5 @@ def main() -> None:
     """A job queue in the PostgreSQL database that your application already has."""
 
 
-for command in (migrate, worker, stats, doctor, demo):
+for command in (migrate, worker, stats, failed, retry, doctor, demo):
     main.add_command(command)

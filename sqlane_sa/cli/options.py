@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import click
@@ -43,6 +43,17 @@ def place_options(command: Command) -> Command:
     ):
         command = option(command)
     return command
+
+
+def names_option(help: str) -> Callable[[Command], Command]:
+    """--names, which the command gets as `names`, for `names_of`."""
+    return click.option("--names", multiple=True, metavar="NAME,...", help=help)
+
+
+def names_of(given: Sequence[str]) -> list[str] | None:
+    """The names of all --names, each once; None where there was none."""
+    names = [name.strip() for group in given for name in group.split(",") if name.strip()]
+    return list(dict.fromkeys(names)) if given else None
 
 
 def described(tables: Tables, schema: str) -> str:

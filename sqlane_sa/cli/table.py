@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import click
 
 from sqlane_sa.values.text import printable
 
 Row = Sequence[str]
+MAX_NOTE = 500
 
 
 def show_table(headings: Row, rows: Sequence[Row]) -> None:
@@ -22,12 +24,34 @@ def show_table(headings: Row, rows: Sequence[Row]) -> None:
         _show_plain(headings, shown)
 
 
+def show_notes(headings: Row, rows: Sequence[Row], notes: Sequence[str]) -> None:
+    """Plain columns, and beneath each row a line of text, which a terminal gets as far as it is wide."""
+    width = shutil.get_terminal_size().columns - 1 if sys.stdout.isatty() else MAX_NOTE
+    lines = _lines(headings, [[printable(cell) for cell in row] for row in rows], texts=2)
+    click.secho(next(lines), bold=True)
+    for line, note in zip(lines, notes, strict=True):
+        click.echo(line)
+        click.echo(_cut(f"    {printable(note[:MAX_NOTE])}", width))
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
 def _show_plain(headings: Row, rows: Sequence[Row]) -> None:
+    for line in _lines(headings, rows, texts=1):
+        click.echo(line)
+
+
+def _lines(headings: Row, rows: Sequence[Row], texts: int) -> Iterator[str]:
+    """The first `texts` columns to the left, the others are figures."""
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     for row in (headings, *rows):
-        first, *figures = row
-        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(figures, widths[1:], strict=True))]
-        click.echo("  ".join(cells).rstrip())
+        cells = [
+            cell.ljust(width) if place < texts else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()
 
 
 def _show_rich(headings: Row, rows: Sequence[Row]) -> None:

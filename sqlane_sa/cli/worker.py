@@ -7,14 +7,14 @@ from typing import Any
 import click
 
 from sqlane_sa.cli.logs import LEVELS, configure
-from sqlane_sa.cli.options import Place, place_options
+from sqlane_sa.cli.options import Place, names_of, names_option, place_options
 
 SECONDS: dict[str, Any] = {"type": float, "metavar": "SECONDS", "show_default": True}
 
 
 @click.command(short_help="Run the jobs of a queue.")
 @click.argument("path", metavar="MODULE:QUEUE")
-@click.option("--names", multiple=True, metavar="NAME,...", help="Serve these names only; may be repeated.")
+@names_option("Serve these names only; may be repeated.")
 @click.option("--concurrency", default=10, show_default=True, help="Handlers that run at a time.")
 @click.option("--lease", default=60, help="How long a job is held without a renewal.", **SECONDS)
 @click.option("--poll-interval", default=1, help="How often to look for due jobs.", **SECONDS)
@@ -56,10 +56,9 @@ def worker(
 
     queue = named_queue(path, Place(url, prefix, schema))
     configure(log_level)
-    served = [name.strip() for group in names for name in group.split(",") if name.strip()]
     size = max(options["concurrency"], 1)
     with connected(url, "sqlane worker", pool_size=size, patient=not until_idle) as engine:
-        runner = Worker(engine, queue, names=served if names else None, wakeups=not no_wakeups, **options)
+        runner = Worker(engine, queue, names=names_of(names), wakeups=not no_wakeups, **options)
         if until_idle:
             runner.run_until_idle()
         else:

@@ -14,7 +14,15 @@ from sqlane_sa import migrations
 from sqlane_sa.demo.server import Server
 from tests.cli.conftest import Answer, Sqlane, command, problem
 
-COMMANDS = [("migrate",), ("migrate", "current"), ("stats",), ("worker", "app:queue"), ("demo",)]
+COMMANDS = [
+    ("migrate",),
+    ("migrate", "current"),
+    ("stats",),
+    ("worker", "app:queue"),
+    ("failed",),
+    ("retry", "id"),
+    ("demo",),
+]
 HEAD = migrations.head()
 
 
@@ -161,7 +169,7 @@ def test_a_url_that_cannot_be(within: Sqlane, url: str, said: str) -> None:
     assert problem(within("migrate", SQLANE_DATABASE_URL=url)).startswith(said)
 
 
-@pytest.mark.parametrize("words", COMMANDS[:4], ids=" ".join)
+@pytest.mark.parametrize("words", COMMANDS[:6], ids=" ".join)
 def test_no_url(within: Sqlane, app: Callable[..., None], words: tuple[str, ...]) -> None:
     app()
     said = problem(within(*words))
@@ -182,7 +190,7 @@ class TestSchema:
         assert said.startswith("the tables 'sqlane_*' in schema 'Not There' are not in the database")
         assert "run `sqlane migrate --schema 'Not There'`" in said
 
-    @pytest.mark.parametrize("words", COMMANDS[2:4], ids=" ".join)
+    @pytest.mark.parametrize("words", COMMANDS[2:6], ids=" ".join)
     def test_behind(self, within: Sqlane, app: Callable[..., None], empty_url: str, words: tuple[str, ...]) -> None:
         app()
         said = problem(within(*words, "--url", empty_url))
@@ -190,7 +198,7 @@ class TestSchema:
         assert ", and this version of sqlane_sa needs" in said
         assert "run `sqlane migrate`" in said
 
-    @pytest.mark.parametrize("words", [*COMMANDS[:1], *COMMANDS[2:4], ("migrate", "check")], ids=" ".join)
+    @pytest.mark.parametrize("words", [*COMMANDS[:1], *COMMANDS[2:6], ("migrate", "check")], ids=" ".join)
     def test_ahead(
         self, within: Sqlane, app: Callable[..., None], database_url: str, engine: sa.Engine, words: tuple[str, ...]
     ) -> None:

@@ -156,5 +156,5 @@ def _sweep(conn: sa.Connection, queue: Queue) -> None:
     store.sweep_waits(conn, tables, limit=9)
     store.sweep_sleepers(conn, tables)
     store.delete_expired(conn, tables, limit=9)
-    failed = store.failed_ids(conn, tables, name="n", limit=9)
+    failed = store.failed_ids(conn, tables, name="kept", limit=9)
     assert store.retry_failed(conn, tables, ids=failed) == failed != []
