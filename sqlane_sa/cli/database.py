@@ -30,7 +30,7 @@ STEPS = {
     "25006": "use the URL of the primary server, or of a user who may write",
     "3F000": "name a schema with --schema, or correct the search_path of the user",
     "55P03": "somebody holds a lock on a table of the queue; run the command again when that is over",
-    "42501": "grant the right to this user, or use another one",
+    "42501": "grant the right to this user (docs/roles.md), or use another one",
 }
 MISSING = {
     "psycopg": "pip install 'psycopg[binary]'",

@@ -38,8 +38,8 @@ UNSEEN = (
 @click.option("--json", "as_json", is_flag=True, help="Findings and figures as JSON; ages in ms, sizes in bytes.")
 @place_options
 def doctor(path: str | None, as_json: bool, **place: str | None) -> None:
-    """Look for what slows the queue down: due jobs that no worker takes, expired jobs that none deletes, old snapshots,
-    dead rows, invalid indexes, a full queue of notifications.
+    """Look for what slows the queue down: due jobs that no worker takes, names whose jobs fail, expired jobs that none
+    deletes, old snapshots, dead rows, invalid indexes, a full queue of notifications.
 
     It reads statistics and a few rows. Exit 1 when there is something to look at. MODULE:QUEUE, such as app.jobs:queue,
     names the queue; without it --prefix and --schema do.
@@ -80,14 +80,18 @@ def _by_tables(conn: Connection, queue: Queue) -> list[Finding]:
     from sqlalchemy.exc import DBAPIError
 
     from sqlane_sa import store
-    from sqlane_sa.cli.findings import COUNTED, expired, workers
+    from sqlane_sa.cli.findings import COUNTED, FAILED_COUNTED, FAILED_WITHIN, expired, failures, unserved, workers
     from sqlane_sa.sqlstate import sqlstate
 
     try:
         with conn.begin_nested():
-            delays = [delay for _, delay in store.probe(conn, queue.tables)]
+            delays = dict(store.probe(conn, queue.tables))
+            at_work = workers(list(delays.values()), store.worker_seen(conn, queue.tables))
+            # Where no worker is seen, that has been said.
+            names = unserved(delays, store.running_names(conn, queue.tables)) if at_work.ok else ()
+            failed = store.count_failed(conn, queue.tables, within=FAILED_WITHIN, limit=FAILED_COUNTED)
             overdue = store.find_overdue(conn, queue.tables, limit=COUNTED)
-            return [workers(delays, store.worker_seen(conn, queue.tables)), expired(overdue)]
+            return [at_work, *names, *failures(failed), expired(overdue)]
     except DBAPIError as error:
         if sqlstate(error) != NO_RIGHT:
             raise

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from sqlane_sa.cli.ages import age
 from sqlane_sa.schema import Tables
 from sqlane_sa.statement import qualified, table_name
-from sqlane_sa.store import Overdue
+from sqlane_sa.store import FailedCount, Overdue
 from sqlane_sa.values.health import Health, Snapshot, TableHealth
 
 LONG_MS = 5 * 60_000
@@ -25,6 +26,12 @@ LONG_EXPIRED_MS = 60 * 60_000
 """Many sweeps, with the default interval or a longer one."""
 COUNTED = 10_000
 """As many expired jobs are looked at."""
+MANY_FAILED = 100
+FAILED_WITHIN = 60 * 60.0
+"""Seconds."""
+FAILED_COUNTED = 1_000
+"""As many failed jobs of each name are looked at."""
+NAMES_SHOWN = 5
 
 LEFT_OVER = ("_ccnew", "_ccold")
 """What a REINDEX CONCURRENTLY that did not finish leaves beside the index."""
@@ -62,6 +69,42 @@ def workers(delays: Sequence[int], seen: bool) -> Finding:
         "none holds a job, and none waits for a wake-up",
         "start one: sqlane worker MODULE:QUEUE",
     )
+
+
+def unserved(delays: Mapping[str, int], running: Collection[str]) -> Iterator[Finding]:
+    """Of names: `delays` as for `workers`; a job of a name that is `running` says that a worker serves it."""
+    late = {name: -delay for name, delay in delays.items() if delay <= -LONG_MS and name not in running}
+    worst = sorted(late, key=lambda name: late[name], reverse=True)
+    for name in worst[:NAMES_SHOWN]:
+        others = f"; and of {len(late) - NAMES_SHOWN} other names" * (name == worst[0] and len(late) > NAMES_SHOWN)
+        yield Finding(
+            "names",
+            False,
+            f"jobs of {name} are due, the oldest for {age(late[name])}, and none of them runs{others}",
+            "the workers do not serve that name, or do not define it, or its mutex keys are held",
+            f"serve it: sqlane worker MODULE:QUEUE --names {shlex.quote(name)}",
+        )
+    if not late:
+        yield Finding("names", True, "none has jobs that wait while none of it runs")
+
+
+def failures(counts: Sequence[FailedCount]) -> Iterator[Finding]:
+    """`counts` within the last hour, each up to `FAILED_COUNTED`."""
+    many = sorted((one for one in counts if one.jobs >= MANY_FAILED), key=lambda one: one.jobs, reverse=True)
+    for one in many[:NAMES_SHOWN]:
+        least = "at least " * (one.jobs >= FAILED_COUNTED)
+        yield Finding(
+            "failures",
+            False,
+            f"{least}{one.jobs:,} jobs of {one.name} failed for good in the last hour",
+            "each has used up its attempts or its stalls, or was discarded",
+            f"look at their errors: sqlane failed --names {shlex.quote(one.name)}",
+        )
+    if not many:
+        total = sum(one.jobs for one in counts)
+        yield Finding(
+            "failures", True, f"{total or 'no'} {'job' if total == 1 else 'jobs'} failed for good in the last hour"
+        )
 
 
 def expired(overdue: Overdue) -> Finding:

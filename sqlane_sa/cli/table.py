@@ -60,7 +60,8 @@ def _show_rich(headings: Row, rows: Sequence[Row]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    # Two columns apart, as in plain: with more, the widest of our tables does not fit into 80.
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for heading in headings:
         figures = heading != headings[0]
         table.add_column(heading, justify="right" if figures else "left", overflow="fold", no_wrap=figures)

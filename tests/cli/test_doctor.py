@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 
 import pytest
 import sqlalchemy as sa
 
 from sqlane_sa import Queue, migrations, store
-from sqlane_sa.cli.findings import Finding, expired, findings, workers
-from sqlane_sa.store import Overdue
+from sqlane_sa.cli.doctor import HEADINGS
+from sqlane_sa.cli.findings import LONG_MS, Finding, expired, failures, findings, unserved, workers
+from sqlane_sa.cli.table import show_table
+from sqlane_sa.store import FailedCount, Overdue
 from sqlane_sa.store.backlog import OVERDUE
 from sqlane_sa.values.health import Health, Snapshot, TableHealth
 from tests.cli.conftest import Answer, Sqlane, problem
 from tests.support import wait_until
 
-TOPICS = ["revision", "workers", "expired jobs", "snapshots", "autovacuum", "dead rows", "indexes", "notifications"]
+TOPICS = ["revision", "workers", "names", "failures", "expired jobs"]
+TOPICS += ["snapshots", "autovacuum", "dead rows", "indexes", "notifications"]
 READER = Snapshot("session", None, 7, "ada", "psql", "idle in transaction", 1000, 3)
 JOBS = TableHealth("sqlane_jobs", 100, 50, 400, 100, 8192, 8192, 1000, 1000)
 WELL = Health(None, (JOBS,), (), 0.0, autovacuum=True, sees_others=True)
@@ -135,7 +139,7 @@ def test_a_worker_that_is_seen(within: Sqlane, database_url: str, engine: sa.Eng
     queue.define("n")
     with engine.begin() as conn:
         ids = [queue.enqueue(conn, "n").id for _ in range(2)]
-        conn.exec_driver_sql("UPDATE sqlane_jobs SET run_at = run_at - interval '1 h'")
+        conn.exec_driver_sql("UPDATE sqlane_jobs SET run_at = run_at - interval '4 min'")
         if how == "asleep":
             store.fall_asleep(conn, queue.tables, worker_id="w", duration=60)
         else:
@@ -146,6 +150,60 @@ def test_a_worker_that_is_seen(within: Sqlane, database_url: str, engine: sa.Eng
         conn.exec_driver_sql("UPDATE sqlane_sleepers SET asleep_until = now()")
         conn.exec_driver_sql("UPDATE sqlane_jobs SET locked_until = now() WHERE status = 'running'")
     assert "no worker is seen" in " ".join(within("doctor", "--url", database_url).out.split())
+
+
+def test_a_name_that_the_workers_do_not_serve(within: Sqlane, database_url: str, engine: sa.Engine) -> None:
+    """One is at work on another name; until a job of this one runs."""
+    queue = Queue()
+    for name in ("served", "left alone"):
+        queue.define(name)
+    with engine.begin() as conn:
+        served, alone = (queue.enqueue_many(conn, [queue.new(name)] * 2) for name in queue.definitions)
+        conn.exec_driver_sql("UPDATE sqlane_jobs SET run_at = run_at - interval '6 min'")
+        store.claim(conn, queue.tables, candidate_ids=[served[0].id], lock_token="t", locked_by="w", lease=60)
+    answer = within("doctor", "--url", database_url)
+    assert answer.code == 1
+    assert answer.out.startswith("sqlane_* in schema public: 1 to look at\n\n")
+    said = " ".join(answer.out.split())
+    assert "look names jobs of left alone are due, the oldest for 6 min" in said
+    assert "and none of them runs: the workers do not serve that name" in said
+    assert "serve it: sqlane worker MODULE:QUEUE --names 'left alone'" in said
+    with engine.begin() as conn:
+        store.claim(conn, queue.tables, candidate_ids=[alone[0].id], lock_token="t2", locked_by="w", lease=60)
+    assert within("doctor", "--url", database_url).code == 0
+
+
+def test_names_whose_jobs_fail(within: Sqlane, database_url: str, engine: sa.Engine) -> None:
+    queue = Queue()
+    for name in ("fails", "also"):
+        queue.define(name)
+    with engine.begin() as conn:
+        queue.enqueue_many(conn, [queue.new("also"), *[queue.new("fails")] * 100])
+        failed = "UPDATE sqlane_jobs SET status = 'failed', finished_at = statement_timestamp() - interval '{}'"
+        conn.exec_driver_sql(failed.format("61 min"))
+    assert "no jobs failed for good in the last hour" in within("doctor", "--url", database_url).out
+    with engine.begin() as conn:
+        conn.exec_driver_sql(failed.format("59 min"))
+    answer = within("doctor", "--url", database_url)
+    said = " ".join(answer.out.split())
+    assert answer.code == 1
+    assert "look failures 100 jobs of fails failed for good in the last hour" in said
+    assert "look at their errors: sqlane failed --names fails" in said
+    with engine.begin() as conn:
+        store.retry_failed(conn, queue.tables, ids=store.failed_ids(conn, queue.tables, name="fails", limit=1))
+    assert "100 jobs failed for good in the last hour" in within("doctor", "--url", database_url).out
+
+
+def test_what_is_said_of_names_has_a_limit() -> None:
+    due = {f"n{n}": -LONG_MS - n for n in range(7)}
+    found = list(unserved(due | {"young": 1 - LONG_MS, "served": -HOUR}, {"served"}))
+    assert [one.said.split()[2] for one in found] == ["n6", "n5", "n4", "n3", "n2"]
+    assert [one.said.endswith("none of them runs; and of 2 other names") for one in found] == [True] + [False] * 4
+    assert [one.ok for one in unserved({"young": 1 - LONG_MS}, ())] == [True]
+    counts = [FailedCount(f"n{n}", 99 + n) for n in range(8)]
+    assert [one.said.split()[0] for one in failures(counts)] == ["106", "105", "104", "103", "102"]
+    assert next(failures([FailedCount("n", 1000)])).said.startswith("at least 1,000 jobs of n failed")
+    assert [one.said for one in failures(counts[:1])] == ["99 jobs failed for good in the last hour"]
 
 
 def test_expired_jobs_that_no_sweeper_deletes(within: Sqlane, database_url: str, engine: sa.Engine) -> None:
@@ -328,3 +386,14 @@ def test_the_rest() -> None:
         "notifications",
     ]
     assert all(one.why and one.step for one in bad(WELL._replace(notify_queue=0.5, autovacuum=False)))
+
+
+def test_the_table_fits_into_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With rich, which folds the names of what is too wide."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    row = ("sqlane_payloads", "1,000,000", "1,000,000", "10%", "16 kB", "16 kB", "59 min", "59 min")
+    show_table(HEADINGS, [row])
+    assert "sqlane_payloads  1,000,000" in capsys.readouterr().out

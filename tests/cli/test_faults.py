@@ -104,7 +104,8 @@ class TestRefused:
         url = strict.set(username="clerk", password="right").render_as_string(hide_password=False)
         said = problem(within("migrate", "--url", url, "--schema", "new"))
         assert (
-            "refused: permission denied for database postgres; grant the right to this user, or use another one" in said
+            "refused: permission denied for database postgres; grant the right to this user (docs/roles.md), or use"
+            in said
         )
 
 

@@ -135,6 +135,15 @@ def make_due(conn: sa.Connection, queue: Queue) -> None:
     assert store.make_due(conn, queue.tables, names=["kept"]) > 0
 
 
+def retry_failed(conn: sa.Connection, queue: Queue) -> None:
+    role = conn.scalar(sa.text("SELECT current_user"))
+    conn.exec_driver_sql("SET LOCAL ROLE NONE")
+    id_ = usage.insert(conn, queue, "kept", mutex_keys=["k"])
+    conn.exec_driver_sql("UPDATE queues.sqlane_jobs SET status = 'failed' WHERE id = %s", (id_,))
+    conn.exec_driver_sql(f"SET LOCAL ROLE {role}")
+    assert store.retry_failed(conn, queue.tables, ids=[id_]) == [id_]
+
+
 def count(conn: sa.Connection, queue: Queue) -> None:
     migrations.check(conn, queue)
     store.stats(conn, queue.tables)
@@ -145,6 +154,7 @@ def maintain(conn: sa.Connection, queue: Queue) -> None:
     count(conn, queue)
     recover_and_sweep(conn, queue)
     make_due(conn, queue)
+    retry_failed(conn, queue)
 
 
 def fail_stalled(conn: sa.Connection, queue: Queue) -> None:
@@ -184,7 +194,7 @@ def migrate(conn: sa.Connection, queue: Queue) -> None:
 
 
 # Of the page's table, in its order.
-DOES = [enqueue, read, count, claim, finish, recover_and_sweep, make_due, migrate]
+DOES = [enqueue, read, count, claim, finish, recover_and_sweep, make_due, retry_failed, migrate]
 
 
 @pytest.mark.parametrize(
@@ -310,9 +320,15 @@ def test_the_commands_say_which_right_they_lack(team: Team) -> None:
     for command in (("stats",), ("migrate", "check"), ("migrate",)):
         assert re.fullmatch(
             r"1 sqlane: \S+ ?\S*: permission denied for table sqlane_version; "
-            r"grant the right to this user, or use another one\n",
+            r"grant the right to this user \(docs/roles\.md\), or use another one\n",
             run(app, *command),
         ), command
+    assert run(readonly, "failed") == "0 no failed job is kept\n"
+    assert run(readonly, "retry", "id").endswith(
+        " refused: permission denied for table sqlane_jobs; "
+        "grant the right to this user (docs/roles.md), or use another one\n"
+    )
+    assert run(team.engine_of(MAINTENANCE), "retry", "id").startswith("1 sqlane: not failed, and left as they are: id;")
 
 
 @pytest.mark.usefixtures("two_revisions")
