@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row
@@ -13,8 +14,9 @@ from sqlane_sa.schema import Tables
 from sqlane_sa.sqlstate import sqlstate
 from sqlane_sa.statement import BIG, INT, TEXT, TEXTS, Statement
 from sqlane_sa.store.insert import insert_jobs
-from sqlane_sa.store.locks import Locked, free_keys, lock_running
+from sqlane_sa.store.locks import Locked, free_keys, linger_keys, lock_running
 from sqlane_sa.store.payloads import read_payload_texts
+from sqlane_sa.values.duration import seconds, to_ms
 from sqlane_sa.values.errors import HandlerExitError, PayloadError
 from sqlane_sa.values.failure import error_dict, error_json
 from sqlane_sa.values.job import FailedJob, NewJob
@@ -60,8 +62,10 @@ def fail(
     job: Locked,
     error: object,
     build_failure_job: FailureBuilder | None = None,
+    linger: float | timedelta | None = None,
 ) -> FailResult:
-    """Fail one running job for good: one attempt more, error and payload kept for its retention, keys freed.
+    """Fail one running job for good: one attempt more, error and payload kept for its retention, keys freed, or held
+    for `linger` seconds more because its handler still runs.
 
     `error` is a JSON-safe mapping, an exception, a text or None.
     When the job names a failure job, `build_failure_job(FailedJob)` returns the `NewJob` to insert, or None for none.
@@ -72,7 +76,10 @@ def fail(
     result = FailResult(False)
     if row is not None:
         result = fail_locked(conn, tables, row, error, build_failure_job, attempts=1)
-    free_keys(conn, tables, [job])
+    if linger:
+        linger_keys(conn, tables, [job], to_ms(seconds(linger, "linger")))
+    else:
+        free_keys(conn, tables, [job])
     return result
 
 

@@ -128,13 +128,15 @@ UNKNOWN_KEYS = ("?",)
 
 
 class RetryWrite(NamedTuple):
-    """`delay` in seconds; `error` a JSON-safe mapping, an exception, a text or None."""
+    """`delay` and `linger` in seconds; `error` a JSON-safe mapping, an exception, a text or None; `linger` None frees
+    the keys."""
 
     id: str
     lock_token: str
     delay: float
     error: object
     mutex_keys: Sequence[str] | None = UNKNOWN_KEYS
+    linger: float | None = None
 
 
 class ReleaseWrite(NamedTuple):
@@ -209,10 +211,14 @@ def retry(
     job: Locked,
     delay: float | timedelta = 0,
     error: object = None,
+    linger: float | timedelta | None = None,
 ) -> bool:
-    """Set one running job back to pending after `delay` seconds, one attempt more, error kept. Whether it changed."""
+    """Set one running job back to pending after `delay` seconds, one attempt more, error kept. Whether it changed.
+
+    Its keys are freed, or stay held for `linger` seconds because its handler still runs.
+    """
     keys = getattr(job, "mutex_keys", UNKNOWN_KEYS)
-    write = RetryWrite(job.id, job.lock_token, seconds(delay, "delay"), error, keys)
+    write = RetryWrite(job.id, job.lock_token, seconds(delay, "delay"), error, keys, _linger(linger))
     return bool(retry_many(conn, tables, retries=[write]))
 
 
@@ -221,7 +227,7 @@ def retry_many(conn: Connection, /, tables: Tables, *, retries: Sequence[RetryWr
     held = lock_running(conn, tables, retries)
     rows = [write for write in retries if (write.id, write.lock_token) in held]
     changed = set_pending(conn, tables, RETRY, [(write.id, write.delay, write.error) for write in rows])
-    free_keys(conn, tables, retries)
+    _let_go(conn, tables, retries)
     return changed
 
 
@@ -241,8 +247,7 @@ def release(
     """
     keys = getattr(job, "mutex_keys", UNKNOWN_KEYS)
     wait = None if delay is None else seconds(delay, "delay")
-    kept = None if linger is None else seconds(linger, "linger")
-    write = ReleaseWrite(job.id, job.lock_token, wait, kept, keys)
+    write = ReleaseWrite(job.id, job.lock_token, wait, _linger(linger), keys)
     return bool(release_many(conn, tables, releases=[write]))
 
 
@@ -251,15 +256,24 @@ def release_many(conn: Connection, /, tables: Tables, *, releases: Sequence[Rele
     held = lock_running(conn, tables, releases)
     rows = [write for write in releases if (write.id, write.lock_token) in held]
     changed = set_pending(conn, tables, RELEASE, [(write.id, write.delay, None) for write in rows])
-    # Also when the job is not ours any more (this write came before, or it was recovered): its handler still runs.
-    lingers = sorted({write.linger for write in releases if write.linger})
+    _let_go(conn, tables, releases)
+    return changed
+
+
+def _let_go(conn: Connection, tables: Tables, writes: Sequence[RetryWrite | ReleaseWrite]) -> None:
+    """Free the keys or let them linger; also when the job is not ours any more (this write came before, or it was
+    recovered): its handler still runs."""
+    lingers = sorted({write.linger for write in writes if write.linger})
     if lingers:
         # All at once, before they are changed in groups: keys are locked in one order everywhere.
-        lock_holds(conn, tables, releases)
+        lock_holds(conn, tables, writes)
     for linger in lingers:
-        linger_keys(conn, tables, [write for write in releases if write.linger == linger], to_ms(linger))
-    free_keys(conn, tables, [write for write in releases if not write.linger])
-    return changed
+        linger_keys(conn, tables, [write for write in writes if write.linger == linger], to_ms(linger))
+    free_keys(conn, tables, [write for write in writes if not write.linger])
+
+
+def _linger(linger: float | timedelta | None) -> float | None:
+    return None if linger is None else seconds(linger, "linger")
 
 
 def set_pending(

@@ -62,17 +62,19 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """The attempt failed and another follows after `delay` seconds."""
+    """The attempt failed and another follows after `delay` seconds; its keys stay held for `linger` seconds."""
 
     delay: float
     error: dict[str, Any]
+    linger: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The job failed for good."""
+    """The job failed for good; its keys stay held for `linger` seconds."""
 
     error: dict[str, Any]
+    linger: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection
@@ -197,6 +198,17 @@ class Execution:
 def _not_started(job: RunningJob) -> Outcome | None:
     """Cancelled before its handler was called: by a lost lease, or by a shutdown, and then it keeps its place."""
     return None if job.cancelled == LEASE_LOST else Released(None)
+
+
+def left_running(job: RunningJob, lease: float) -> Outcome:
+    """The outcome of one whose handler still runs at the end of a shutdown: its keys linger for a lease. Where it has
+    overrun its timeout the attempt is used, as if it had returned: else it would start again with each worker, for
+    ever."""
+    job.expire(time.monotonic())
+    if job.cancelled != TIMEOUT:
+        return Released(0.0, linger=lease)
+    outcome = attempt_failed(job, JobTimeoutError(job.definition.timeout or 0.0))
+    return replace(outcome, linger=lease) if isinstance(outcome, Retried | Failed) else outcome
 
 
 def outcome_of(job: RunningJob, error: BaseException) -> Outcome:

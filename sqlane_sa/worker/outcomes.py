@@ -159,14 +159,22 @@ def _write_instead(
 def _plain(job: RunningJob, outcome: Outcome, error: dict[str, object] | None) -> Outcome:
     if isinstance(outcome, Released):
         return outcome
+    linger = outcome.linger if isinstance(outcome, Retried | Failed) else None
     if isinstance(outcome, Retried) or job.claimed.attempt < job.claimed.max_attempts:
-        return Retried(outcome.delay if isinstance(outcome, Retried) else 0.0, error)  # type: ignore[arg-type]
-    return Failed(error)  # type: ignore[arg-type]
+        return Retried(outcome.delay if isinstance(outcome, Retried) else 0.0, error, linger)  # type: ignore[arg-type]
+    return Failed(error, linger)  # type: ignore[arg-type]
 
 
 def _fail(conn: Connection, queue: Queue, job: RunningJob, outcome: Failed) -> bool:
     build: Callable[..., object] = queue.build_failure_job
-    result = store.fail(conn, queue.tables, job=job, error=outcome.error, build_failure_job=build)  # type: ignore[arg-type]
+    result = store.fail(
+        conn,
+        queue.tables,
+        job=job,
+        error=outcome.error,
+        build_failure_job=build,  # type: ignore[arg-type]
+        linger=outcome.linger,
+    )
     report_failure_job(job.id, job.claimed.name, result)
     return result.changed
 
@@ -177,7 +185,7 @@ def report_failure_job(job_id: str, name: str | None, result: store.FailResult) 
 
 
 def _retry(job: RunningJob, outcome: Retried) -> store.RetryWrite:
-    return store.RetryWrite(job.id, job.lock_token, outcome.delay, outcome.error, job.mutex_keys)
+    return store.RetryWrite(job.id, job.lock_token, outcome.delay, outcome.error, job.mutex_keys, outcome.linger)
 
 
 def _release(job: RunningJob, outcome: Released) -> store.ReleaseWrite:

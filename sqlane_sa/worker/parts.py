@@ -20,7 +20,7 @@ from sqlane_sa.worker.database import Connector, Database
 from sqlane_sa.worker.deadlines import Deadlines, deadline_for, idle_limit_for
 from sqlane_sa.worker.descriptors import Canary
 from sqlane_sa.worker.driver import can_listen
-from sqlane_sa.worker.execution import Execution
+from sqlane_sa.worker.execution import Execution, left_running
 from sqlane_sa.worker.handler_engine import HandlerEngine
 from sqlane_sa.worker.handlers import Handlers
 from sqlane_sa.worker.heartbeat import Heartbeat
@@ -188,10 +188,10 @@ class Parts:
         """The handlers left behind run on until the process ends: their keys linger for a lease."""
         for job in self.jobs.snapshot():
             if not job.ended:
-                log.warning(
-                    "job %s (%s) still runs at the end of the shutdown; it is released", job.id, job.claimed.name
-                )
-                self.jobs.finish(job, Released(0.0, linger=self._options.lease))
+                outcome = left_running(job, self._options.lease)
+                what = "it is released" if isinstance(outcome, Released) else "its attempt has failed, by its timeout"
+                log.warning("job %s (%s) still runs at the end of the shutdown; %s", job.id, job.claimed.name, what)
+                self.jobs.finish(job, outcome)
 
     def _stop_services(self) -> None:
         for service in self.services:

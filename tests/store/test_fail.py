@@ -39,6 +39,15 @@ def test_a_failed_job(any_conn: sa.Connection, queue: Queue) -> None:
     assert fail(any_conn, queue, job) == FailResult(False, None, None)
 
 
+def test_the_keys_may_be_left_lingering(any_conn: sa.Connection, queue: Queue) -> None:
+    """Its handler still runs; the failure job, and whoever else wants the key, waits for its end."""
+    job = failing(any_conn, queue)
+    assert store.fail(any_conn, queue.tables, job=job, error=ERROR, linger=45).changed
+    assert holds(any_conn) == {"k": (job.id, True)}
+    ends = "SELECT extract(epoch FROM held_until - statement_timestamp()) FROM sqlane_mutexes"
+    assert rows(any_conn, ends) == [pytest.approx(45, abs=1)]
+
+
 @pytest.mark.parametrize(("retention", "left", "expires"), [(0, 0, []), (None, 1, [None])])
 def test_a_retention_of_nothing_and_for_ever(
     any_conn: sa.Connection, queue: Queue, retention: float | None, left: int, expires: list[None]

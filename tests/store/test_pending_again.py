@@ -1,6 +1,7 @@
 """retry and release: back to pending, with or without an attempt used."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -58,10 +59,11 @@ def test_a_release_without_a_delay_keeps_its_place_in_line(any_conn: sa.Connecti
     assert candidates(any_conn, queue) == [first.id]
 
 
-def test_a_release_may_leave_its_keys_lingering(any_conn: sa.Connection, queue: Queue) -> None:
+@pytest.mark.parametrize("write", [store.release, store.retry])
+def test_the_keys_may_be_left_lingering(any_conn: sa.Connection, queue: Queue, write: Any) -> None:
     job = running(any_conn, queue, mutex_keys=["a", "b"])
     other = running(any_conn, queue, mutex_keys=["c"])
-    store.release(any_conn, queue.tables, job=job, linger=45)
+    assert write(any_conn, queue.tables, job=job, linger=timedelta(seconds=45)) is True
     assert holds(any_conn) == {"a": (job.id, True), "b": (job.id, True), "c": (other.id, False)}
     ends = "SELECT DISTINCT extract(epoch FROM held_until - statement_timestamp()) FROM sqlane_mutexes"
     assert rows(any_conn, ends + " WHERE held_until IS NOT NULL") == [pytest.approx(45, abs=1)]

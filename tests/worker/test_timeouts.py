@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sqlane_sa import Job, JobContext, Queue, WorkerError
+from sqlane_sa import Backoff, Job, JobContext, Queue, WorkerError
 from tests.support import wait_until
 
 Read = Callable[[str], Job]
@@ -79,6 +79,36 @@ def test_what_an_async_timeout_means(queue: Queue, work: Any, enqueue: Any, job:
     assert failed.last_error["type"].endswith("TimeoutError")
     assert failed.last_error["type"].endswith("JobTimeoutError") is (kind != "not timed out")
     assert ("on the way out" in failed.last_error["traceback"]) is (kind == "raises its own")
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_stop_counts_what_has_overrun_its_timeout(
+    queue: Queue, work: Any, enqueue: Any, job: Read, sql: Any, release: threading.Event, kind: str
+) -> None:
+    """It would otherwise start again with each worker for ever, under a supervisor and `exit_when_stuck`."""
+
+    def stuck(payload: Any) -> None:
+        release.wait(30)
+
+    async def stuck_async(payload: Any) -> None:
+        release.wait(30)  # in the event loop, where nothing reaches it
+
+    queue.job("sorry")(lambda payload: None)
+    handler = stuck if kind == "def" else stuck_async
+    options: Any = {"max_attempts": 2, "backoff": Backoff(base=0.0), "failure_job": "sorry", "mutex_keys": ["k"]}
+    queue.job("stuck", timeout=0.05, **options)(handler)
+    id_ = enqueue("stuck")
+    for attempts, status in ((1, "pending"), (2, "failed")):
+        worker = work(shutdown_timeout=0, lease=30)
+        wait_until(lambda: job(id_).timed_out_at)
+        worker.stop()
+        ended = job(id_)
+        assert (ended.status, ended.attempts, ended.stalls) == (status, attempts, 0)
+        assert ended.last_error is not None and ended.last_error["type"].endswith("JobTimeoutError")
+        assert sql("SELECT job_id, held_until > statement_timestamp() FROM sqlane_mutexes") == [(id_, True)]
+        sql("UPDATE sqlane_mutexes SET held_until = statement_timestamp()")
+    release.set()
+    assert sql("SELECT status FROM sqlane_jobs WHERE job_name = 'sorry'") == [("pending",)]
 
 
 def test_all_slots_stuck_is_said_and_may_end_the_worker(
