@@ -119,17 +119,18 @@ class Execution:
             end_if_child(self._process, error)
             raise
         end_if_child(self._process)
-        if result is not None and inspect.iscoroutine(result):
-            result.close()
-            raise TypeError("the handler returned a coroutine; define it with async def")
+        if result is not None:
+            _refuse_unrun(result, "define it with async def")
 
     async def _call_async(self, job: RunningJob, payload: Any) -> None:
         try:
-            await self._call(job, payload, None)
+            result = await self._call(job, payload, None)
         except BaseException as error:
             end_if_child(self._process, error)
             raise
         end_if_child(self._process)
+        if result is not None:
+            _refuse_unrun(result, "await it")
 
     def _run_transactional(self, job: RunningJob, payload: Any) -> None:
         with ExitStack() as ending, ExitStack() as stack:
@@ -198,6 +199,15 @@ class Execution:
 def _not_started(job: RunningJob) -> Outcome | None:
     """Cancelled before its handler was called: by a lost lease, or by a shutdown, and then it keeps its place."""
     return None if job.cancelled == LEASE_LOST else Released(None)
+
+
+def _refuse_unrun(result: object, step: str) -> None:
+    """For a handler whose work has not even begun: it is no success."""
+    if inspect.iscoroutine(result):
+        result.close()
+        raise TypeError(f"the handler returned a coroutine; {step}")
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise TypeError("the handler returned a generator, which nobody runs; iterate over it in the handler")
 
 
 def left_running(job: RunningJob, lease: float) -> Outcome:

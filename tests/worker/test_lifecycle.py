@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -23,6 +25,7 @@ from sqlane_sa import (
     Worker,
     WorkerError,
 )
+from sqlane_sa.worker.signals import stop_signals
 from tests.support import wait_for_lock_wait, wait_until
 from tests.worker.conftest import SHORT
 
@@ -120,6 +123,26 @@ def test_a_worker_runs_once_at_a_time_and_again_later(queue: Queue, engine: sa.E
 
 
 @pytest.mark.filterwarnings("ignore:.*was never awaited")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork()")
+def test_a_forked_child_ends_by_a_signal() -> None:
+    """Such as one of `multiprocessing` that a handler has started, and terminates."""
+    told: list[str] = []
+    with stop_signals(lambda: told.append("stop"), lambda: told.append("hurry")):
+        ready, to_parent = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(to_parent, b"1")  # before it, Python forgets signals as those of its parent
+            time.sleep(30)
+            os._exit(0)
+        os.read(ready, 1)
+        os.kill(child, signal.SIGTERM)
+        _, status = os.waitpid(child, 0)
+        os.close(ready)
+        os.close(to_parent)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGTERM
+    assert told == []
+
+
 def test_no_thread_is_left_after_a_stop(queue: Queue, engine: sa.Engine, enqueue: Any) -> None:
     @queue.job("async")
     async def coroutine(payload: Any) -> None: ...

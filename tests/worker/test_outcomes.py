@@ -181,6 +181,31 @@ def test_a_coroutine_from_a_def_handler_is_an_error(queue: Queue, run: Run, enqu
     assert error is not None and "async def" in error["message"]
 
 
+@pytest.mark.parametrize("kind", ["coroutine", "generator", "async generator"])
+def test_what_an_async_handler_has_not_begun_is_no_success(
+    queue: Queue, run: Run, enqueue: Enqueue, job: Read, kind: str
+) -> None:
+    """A forgotten `await`, or a loop over it."""
+
+    async def coroutine() -> None: ...
+
+    async def async_generator() -> Any:
+        yield 1
+
+    made = {"coroutine": coroutine, "generator": lambda: (n for n in "ab"), "async generator": async_generator}[kind]
+
+    @queue.job("wrapped", max_attempts=1)
+    async def wrapped(payload: Any) -> Any:
+        return made()
+
+    queue.job("wrapped def", max_attempts=1)(lambda payload: made())
+    ids = [enqueue("wrapped"), enqueue("wrapped def")]
+    run()
+    for id_ in ids:
+        error = job(id_).last_error
+        assert error is not None and f"returned a {kind.rpartition(' ')[2]}" in error["message"]
+
+
 @pytest.mark.parametrize("name", ["NUL", "NUL in the class", "NUL in the source", "huge", "unprintable"])
 def test_errors_that_are_hard_to_store(
     queue: Queue, run: Run, enqueue: Enqueue, job: Read, name: str, monkeypatch: pytest.MonkeyPatch
