@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 from contextlib import ExitStack
@@ -12,14 +13,17 @@ from urllib.parse import unquote
 import click
 
 if TYPE_CHECKING:
-    from sqlalchemy import Engine
+    from sqlalchemy import URL, Engine
 
     from sqlane_sa.demo.interrupts import Interrupted
 
 
-LOOK = """the tables are kept; to look at them:
+PASSWORDS = ("password", "sslpassword")
+"""Options of libpq in the query of a URL."""
+
+LOOK = """the tables are kept; to look at them{hint}:
   sqlane stats --schema {schema} \\
-    --url '{url}'
+    --url {url}
   in psql: SET search_path TO {schema}; TABLE sqlane_jobs"""
 
 
@@ -60,7 +64,7 @@ def _on_own_server(orders: int, keep: bool) -> bool:
         engine = stack.enter_context(connected(server.url(), "sqlane demo"))
         outcome = run(engine, orders, keep=keep)
         if keep:
-            click.echo(LOOK.format(url=_typed(server.url()), schema=outcome.schema))
+            click.echo(LOOK.format(url=_typed(server.url()), schema=outcome.schema, hint=""))
             click.echo("the server runs until Ctrl-C")
             _wait_for_signal()
     if keep:
@@ -77,15 +81,27 @@ def _on_given(url: str, orders: int, keep: bool) -> bool:
         click.echo(f"{shown(engine.url)}: PostgreSQL {_version(engine)}")
         outcome = run(engine, orders, keep=keep)
         if keep:
-            click.echo(LOOK.format(url="...", schema=outcome.schema))
+            typed, hint = without_password(engine.url)
+            click.echo(LOOK.format(url=typed, schema=outcome.schema, hint=hint))
             click.echo(f"  DROP SCHEMA {outcome.schema} CASCADE")
     return outcome.kept_all
 
 
 def _typed(url: str) -> str:
     """As a person would write it, where that is enough: a line of a terminal holds it."""
-    short = unquote(url).replace("+psycopg", "")
-    return short if "PGPORT" in os.environ else short.partition("&port=")[0]
+    from sqlalchemy import make_url
+
+    plain = unquote(url)
+    short = (plain if make_url(plain) == make_url(url) else url).replace("+psycopg", "")
+    return shlex.quote(short if "PGPORT" in os.environ else short.partition("&port=")[0])
+
+
+def without_password(url: URL) -> tuple[str, str]:
+    """The URL for a shell, and where the password goes that was in it: what is printed may be kept for long."""
+    # By psycopg, whatever the driver was: it reads the variable.
+    typed = url._replace(drivername="postgresql", password=None).difference_update_query(PASSWORDS)
+    hint = " (with the password in PGPASSWORD)" if url.password or PASSWORDS[0] in url.query else ""
+    return shlex.quote(typed.render_as_string()), hint
 
 
 def _wait_for_signal() -> None:

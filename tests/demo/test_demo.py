@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +20,9 @@ import sqlalchemy as sa
 
 from sqlane_sa.demo.promises import PROMISES
 from tests.demo.process import command, environment, is_alive, processes_of, schemas, started
+
+demo_command = importlib.import_module("sqlane_sa.cli.demo")
+"""The package has the command by this name."""
 
 
 @pytest.fixture
@@ -74,7 +81,7 @@ class TestOwnServer:
     def test_kept_until_ctrl_c(self, folder: Path) -> None:
         with started("--orders", "60", "--keep", TMPDIR=str(folder)) as demo:
             schema = demo.read_until(r"sqlane stats --schema (sqlane_demo_\w+) \\$").group(1)
-            url = demo.read_until(r"  --url '(.*)'$").group(1)
+            [url] = shlex.split(demo.read_until(r"  --url (.*)$").group(1))
             demo.read_until("the server runs until Ctrl-C")
             (table,) = [line for line in look(url, schema) if line.startswith("order.charge")]
             assert table.split()[-2] == "2"
@@ -105,6 +112,44 @@ class TestGivenServer:
         assert out.splitlines()[-1].startswith("all 9 promises kept")
         assert schemas(database_url) == []
         assert not any(map(is_alive, pids))
+
+    def test_kept_with_a_command_that_works_and_no_password(
+        self, database_url: str, engine: sa.Engine, tmp_path: Path
+    ) -> None:
+        """Pasted into a shell, for a user whose name a shell would take for more."""
+        role = f"it's $HOME & `{uuid.uuid4().hex}`"
+        with engine.begin() as conn:
+            conn.exec_driver_sql(f'CREATE ROLE "{role}" LOGIN SUPERUSER')
+        try:
+            url = sa.make_url(database_url).set(username=role, password="s3cr:t/@'$x")
+            with started("--orders", "60", "--keep", "--url", url.render_as_string(hide_password=False)) as demo:
+                code, out, err = demo.end()
+            assert (code, err) == (0, "")
+            assert "s3cr" not in out and "to look at them (with the password in PGPASSWORD):" in out
+            [pasted] = re.findall(r"^  (sqlane stats .*\\\n .*)$", out, re.M)
+            path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+            done = subprocess.run(
+                ["sh", "-c", pasted], capture_output=True, text=True, env=environment(PATH=path), cwd=tmp_path
+            )
+            assert "order.charge" in done.stdout, done.stderr
+        finally:
+            with engine.begin() as conn:
+                for schema in schemas(database_url):
+                    conn.exec_driver_sql(f"DROP SCHEMA {schema} CASCADE")
+                conn.exec_driver_sql(f'DROP ROLE "{role}"')
+
+    @pytest.mark.parametrize(
+        ("url", "typed", "hint"),
+        [
+            ("postgresql+psycopg://me@h/d", "postgresql://me@h/d", False),
+            ("postgresql+pg8000://me:pw@h:1/d", "postgresql://me@h:1/d", True),
+            ("postgresql://me@/d?host=a:1&host=b&password=pw", "postgresql://me@/d?host=a%3A1&host=b", True),
+            ("postgresql://a'$b:pw@h/d", "postgresql://a%27%24b@h/d", True),
+        ],
+    )
+    def test_a_url_without_its_password(self, url: str, typed: str, hint: bool) -> None:
+        found, said = demo_command.without_password(sa.make_url(url))
+        assert (shlex.split(found), bool(said)) == ([typed], hint)
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_interrupted(self, database_url: str, number: signal.Signals) -> None:
