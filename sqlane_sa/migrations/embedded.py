@@ -137,8 +137,9 @@ def _check_start(found: str | None, start: int, at: Target, function: str) -> No
     if chain.recorded_number(found) != start:
         raise SchemaError(
             f"{at} are at revision {found or 'base'}, and migrations.{function}() was to start from "
-            f"{chain.name_of(start) or 'base'}; when they were migrated another way, mark this Alembic revision as "
-            "done with `alembic stamp`, or else give the from_ that the database has",
+            f"{chain.name_of(start) or 'base'}; when they were migrated another way, mark the Alembic revision that "
+            "has this call and nothing else as done (`alembic stamp` with its id: head would skip what comes after "
+            "it), or else give the from_ that the database has",
             current=found,
             head=chain.head(),
         )

@@ -16,9 +16,10 @@ from alembic.util import CommandError
 from tests.support import with_driver
 
 DOCS = Path(__file__).parents[2] / "docs" / "migrations.md"
-LISTED = re.findall(r"```(python|ini|toml)\n(.*?)```", DOCS.read_text(), re.S)
+LISTED = re.findall(r"```(python|ini|toml|sh)\n(.*?)```", DOCS.read_text(), re.S)
 [FIRST_CALL, SECOND_CALL, PLUGIN, FROM_PYTHON, OWN_FILTER] = [block for kind, block in LISTED if kind == "python"]
 [INI] = [block for kind, block in LISTED if kind == "ini"]
+[TAKE_UP] = [block for kind, block in LISTED if kind == "sh"]
 [TOML] = [block for kind, block in LISTED if kind == "toml"]
 
 # Alembic 1.16 gave the separator another name, and reads pyproject.toml too.
@@ -42,11 +43,14 @@ class Project:
         self.installed = installed
         folder.mkdir()
         self.run("init", "-t", template, "alembic")
-        driver = "asyncpg" if "async" in template else "psycopg"
-        at = with_driver(url, driver).replace("%", "%%")
-        self.replace("alembic.ini", re.compile(r"^sqlalchemy\.url = .*$", re.M), f"sqlalchemy.url = {at}")
+        self.driver = "asyncpg" if "async" in template else "psycopg"
+        self.uses(url)
         # It would disable the loggers of the tests in this process.
         self.replace("alembic/env.py", re.compile(r"^    fileConfig\(.*\)$", re.M), "    pass")
+
+    def uses(self, url: str) -> None:
+        at = with_driver(url, self.driver).replace("%", "%%")
+        self.replace("alembic.ini", re.compile(r"^sqlalchemy\.url = .*$", re.M), f"sqlalchemy.url = {at}")
 
     def knows(self, targets: str = "metadata", queue: str = "") -> None:
         """What `target_metadata` is in env.py, and how its `queue` is made."""

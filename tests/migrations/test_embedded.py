@@ -126,8 +126,8 @@ def test_tables_that_were_migrated_another_way(empty: sa.Engine, application: "A
         application.upgrade()
     assert str(caught.value) == (
         f"the tables 'sqlane_*' are at revision {HEAD}, and migrations.upgrade() was to start from base; when they "
-        "were migrated another way, mark this Alembic revision as done with `alembic stamp`, or else give the from_ "
-        "that the database has"
+        "were migrated another way, mark the Alembic revision that has this call and nothing else as done (`alembic "
+        "stamp` with its id: head would skip what comes after it), or else give the from_ that the database has"
     )
     assert (caught.value.current, caught.value.head) == (HEAD, HEAD)
     command.stamp(application.config, "a1")

@@ -23,6 +23,7 @@ def test_every_block_is_run_somewhere() -> None:
         "python",
         "python",
         "python",
+        "sh",
         "toml",
     ]
 
