@@ -93,7 +93,7 @@ def app(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
     for name in [name for name in sys.modules if name == "app" or name.startswith("app.")]:
-        monkeypatch.delitem(sys.modules, name)
+        del sys.modules[name]  # for good: monkeypatch would put it back
 
 
 @pytest.mark.usefixtures("app")
