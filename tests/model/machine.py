@@ -249,6 +249,15 @@ class StoreMachine(Sequence):
     def make_due(self, names: set[str]) -> None:
         self.step(op.make_due(names))
 
+    @rule(chosen=indexes)
+    def retry_failed(self, chosen: list[int]) -> None:
+        """Whatever they are."""
+        self.step(op.retry_failed(self.chosen_ids(chosen)))
+
+    @rule()
+    def retry_all_failed(self) -> None:
+        self.step(op.retry_failed([id_ for id_, job in self.model.jobs.items() if job.status == "failed"]))
+
     @rule(chosen=index)
     def delete_by_hand(self, chosen: int) -> None:
         """A row whose id nobody uses again, unless it has no keys: its places would count for the next of that id."""

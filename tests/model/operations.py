@@ -352,6 +352,14 @@ def make_due(names: Collection[str]) -> Operation:
     )
 
 
+def retry_failed(ids: Collection[str]) -> Operation:
+    return Operation(
+        f"retry failed {sorted(ids)}",
+        lambda conn: store.retry_failed(conn, TABLES, ids=list(ids)),
+        lambda model, _: model.retry_failed(ids),
+    )
+
+
 def delete_by_hand(id: str) -> Operation:
     return Operation(
         f"delete {id} by hand",

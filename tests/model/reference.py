@@ -305,6 +305,14 @@ class Model(State):
             self._queue_up(job)
         return len(moved)
 
+    def retry_failed(self, ids: Collection[str]) -> list[str]:
+        failed = [self.jobs[id_] for id_ in sorted(set(ids)) if id_ in self.jobs and self.jobs[id_].status == "failed"]
+        for job in failed:
+            self._back(job, 0)
+            job.attempts = job.stalls = 0
+            job.finished_at = job.expires_at = None
+        return [job.id for job in failed]
+
     def delete_by_hand(self, id: str) -> None:
         """The row alone: its payload, holds and places stay behind."""
         self.jobs.pop(id, None)
