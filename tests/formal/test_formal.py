@@ -31,6 +31,7 @@ NOT_MODELLED = {
     "insert_one.INSERT_ONE_SPECIAL": BORN,
     "failure.DROP": "deletion after the retention, which is none",
     "sweep.DELETE_EXPIRED": "deletion after the retention",
+    "failed.RETRY_FAILED": "somebody's wish after the end, which would begin the model anew",
     "sweep.MAKE_DUE": "moves the time of a pending job, and the model has no delays",
 }
 
