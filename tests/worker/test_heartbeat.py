@@ -71,6 +71,17 @@ def test_one_that_ends_in_this_moment_is_not(heartbeat: Heartbeat, running: Runn
     assert running.cancelled is None
 
 
+def test_one_whose_row_somebody_has_locked_is_not(heartbeat: Heartbeat, running: RunningJob, engine: sa.Engine) -> None:
+    """It cannot be renewed at this beat, and is still ours."""
+    ends = running.lease_end
+    with engine.begin() as rival:
+        rival.exec_driver_sql("SELECT FROM sqlane_jobs FOR UPDATE")
+        heartbeat.renew()
+    assert (running.cancelled, running.lease_end) == (None, ends)
+    heartbeat.renew()
+    assert running.lease_end > ends
+
+
 def test_a_lease_counts_from_before_its_renewal(
     heartbeat: Heartbeat, running: RunningJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
