@@ -9,10 +9,13 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 
 from sqlane_sa import Job, JobContext, Queue, Worker, WorkerError
 from sqlane_sa.demo.server import Server
 from sqlane_sa.migrations import apply
+from sqlane_sa.worker.database import Connector
+from sqlane_sa.worker.deadlines import UNLIMITED
 from tests.support import wait_until
 from tests.worker.conftest import SHORT
 
@@ -358,3 +361,14 @@ def test_listeners_that_leave_a_transaction_open(
     with Worker(engine, queue, **SHORT):
         wait_until(lambda: {job(id_).status for id_ in ids} == {"completed"})
     engine.dispose()
+
+
+def test_errors_of_the_workers_own_connections_hide_their_parameters(engine: sa.Engine) -> None:
+    """J109: whatever the application's engine does; that of handlers is a connector's, too."""
+    connector = Connector(engine, UNLIMITED)
+    database = connector.database()
+    with pytest.raises(DBAPIError) as caught, database.transaction() as conn:
+        conn.execute(sa.text("SELECT 1 / 0 FROM (SELECT CAST(:secret AS text)) AS s"), {"secret": "canary"})
+    database.close()
+    connector.close()
+    assert "parameters hidden" in str(caught.value) and "canary" not in str(caught.value)
