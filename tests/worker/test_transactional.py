@@ -244,7 +244,7 @@ def test_a_connection_that_broke_while_idle_costs_no_attempt(
     for _ in range(2):
         id_ = enqueue("write")
         wait_until(lambda: job(id_).status == "completed")  # noqa: B023
-        sql("SELECT pg_terminate_backend(:pid)", pid=pids[-1])
+        sql("SELECT pg_terminate_backend(:pid, 10000)", pid=pids[-1])
     assert pids[0] != pids[1]
 
 
