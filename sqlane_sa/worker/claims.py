@@ -28,6 +28,8 @@ ODD_PAUSES = (30.0, 300.0)
 """The first and the longest: seconds until a job that could not be claimed is tried again."""
 MAX_ASIDE = 100
 """So many rows that cannot be claimed: the fault is not theirs, and is treated like an outage."""
+FORGET_AFTER = 30.0
+"""Seconds from when a job was to be tried again, in which no look has found it."""
 
 
 class Aside(NamedTuple):
@@ -35,6 +37,7 @@ class Aside(NamedTuple):
 
     at: float
     pause: float
+    keyed: bool
 
 
 class Terms(TypedDict):
@@ -134,7 +137,7 @@ class Claims:
             limits[name] = limits.get(name, len(self._aside)) + limit
         with self._database.transaction() as conn:
             ids = store.find_candidates(conn, self._queue.tables, limits_by_name=limits, keyed_names=())
-        return self._around(ids, sum(limit for *_, limit in shares), {})
+        return self._around(ids, sum(limit for *_, limit in shares), {}, keyed=False)
 
     def keyed_apart(self, names: Collection[str], want: int, after_key: str) -> tuple[list[ClaimedJob], int | None]:
         """Jobs with keys around odd rows, in transactions of its own; and the milliseconds until more may start."""
@@ -143,8 +146,8 @@ class Claims:
         with self._database.transaction() as conn:
             places = store.find_keyed_places(conn, tables, limits_by_name=limits, after_key=after_key)
             next_ms = store.next_keyed(conn, tables, names=names)
-        claimed = self._around(list(places), want, places)
-        return claimed, min((ms for ms in (next_ms, self._next_try()) if ms is not None), default=None)
+        claimed = self._around(list(places), want, places, keyed=True)
+        return claimed, min((ms for ms in (next_ms, self._next_keyed_try()) if ms is not None), default=None)
 
     def _claim(self, conn: Connection, ids: Sequence[str], places: Mapping[str, float]) -> list[ClaimedJob]:
         tables = self._queue.tables
@@ -158,10 +161,9 @@ class Claims:
         texts = store.read_payload_texts(conn, tables, [job.id for job in claimed], max_bytes=store.INLINE_BYTES)
         return [job._replace(payload_text=texts.get(job.id)) for job in claimed]
 
-    def _around(self, found: Sequence[str], want: int, places: Mapping[str, float]) -> list[ClaimedJob]:
+    def _around(self, found: Sequence[str], want: int, places: Mapping[str, float], *, keyed: bool) -> list[ClaimedJob]:
         now = time.monotonic()
-        for id_ in [id_ for id_, aside in self._aside.items() if aside.at <= now and id_ not in found]:
-            del self._aside[id_]  # claimed by another worker, or changed
+        self._forget(found, now, keyed=keyed)
         parts = [[id_ for id_ in found if id_ not in self._aside or self._aside[id_].at <= now][:want]]
         claimed: list[ClaimedJob] = []
         try:
@@ -169,7 +171,7 @@ class Claims:
                 part = parts.pop()
                 error = self._claim_part(part, places, claimed)
                 if error and len(part) == 1:
-                    self._set_aside(part[0], error)
+                    self._set_aside(part[0], error, keyed=keyed)
                 elif error:
                     parts += [part[len(part) // 2 :], part[: len(part) // 2]]
         except Exception:
@@ -179,10 +181,19 @@ class Claims:
         self._suspicious = False
         return claimed
 
-    def _next_try(self) -> int | None:
-        """Milliseconds until a job that was set aside is tried again."""
+    def _forget(self, found: Collection[str], now: float, *, keyed: bool) -> None:
+        """What another worker has claimed, or somebody changed. A look for keys sees whatever can start; one for jobs
+        without keys only some names, and neither those of the other."""
+        for id_, aside in list(self._aside.items()):
+            looked_for = aside.at <= now and aside.keyed and keyed
+            if id_ not in found and (looked_for or aside.at + FORGET_AFTER <= now):
+                del self._aside[id_]
+
+    def _next_keyed_try(self) -> int | None:
+        """Milliseconds until a job with keys that was set aside is tried again."""
         now = time.monotonic()
-        return min((max(0, int((aside.at - now) * 1000) + 1) for aside in self._aside.values()), default=None)
+        tries = (aside.at for aside in self._aside.values() if aside.keyed)
+        return min((max(0, int((at - now) * 1000) + 1) for at in tries), default=None)
 
     def _claim_part(
         self, ids: Sequence[str], places: Mapping[str, float], claimed: list[ClaimedJob]
@@ -203,7 +214,7 @@ class Claims:
             self._aside.pop(id_, None)
         return None
 
-    def _set_aside(self, id_: str, error: Exception) -> None:
+    def _set_aside(self, id_: str, error: Exception, *, keyed: bool) -> None:
         before = self._aside.get(id_)
         if before is None:
             if len(self._aside) >= MAX_ASIDE:
@@ -218,7 +229,7 @@ class Claims:
                 log.error("job %s cannot be claimed and is left alone; the others go on: %s", id_, first_line(error))
         first, last = LOCKED_PAUSES if is_locked(error) else ODD_PAUSES
         pause = first if before is None else min(2 * before.pause, last)
-        self._aside[id_] = Aside(time.monotonic() + pause, pause)
+        self._aside[id_] = Aside(time.monotonic() + pause, pause, keyed)
 
 
 def _pick_in_place(
