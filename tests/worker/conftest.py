@@ -8,7 +8,8 @@ import sqlalchemy as sa
 
 from sqlane_sa import Job, Queue, Worker
 
-SHORT = {"lease": 2.0, "sweep_interval": 0.2, "stall_delay": 0.05, "poll_interval": 0.05, "shutdown_timeout": 5.0}
+# But for the lease: a process that gets no processor for as long would lose its jobs.
+SHORT = {"lease": 10.0, "sweep_interval": 0.2, "stall_delay": 0.05, "poll_interval": 0.05, "shutdown_timeout": 5.0}
 
 
 @pytest.fixture
