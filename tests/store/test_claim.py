@@ -2,12 +2,12 @@
 
 from collections.abc import Collection, Sequence
 
-import pytest
 import sqlalchemy as sa
 
 from sqlane_sa import Queue, store
 from sqlane_sa.store import DueJob
 from tests.store.steps import (
+    about,
     add,
     add_many,
     age,
@@ -37,8 +37,8 @@ def test_a_started_job(any_conn: sa.Connection, queue: Queue) -> None:
     row = job_row(any_conn, id)
     assert (row["status"], row["lock_token"], row["locked_by"]) == ("running", "t", "worker-1")
     assert (row["locked_until"], row["started_at"], row["timed_out_at"]) == (
-        pytest.approx(40, abs=1),
-        pytest.approx(0, abs=1),
+        about(40),
+        about(0),
         None,
     )
     assert (row["created_at"], row["attempts"], row["stalls"]) == (job.enqueued_at, 2, 1)

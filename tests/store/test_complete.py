@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from sqlane_sa import Queue, store
 from sqlane_sa.values.job import JobLock
 from tests.store.races import committed, rival
-from tests.store.steps import add, add_many, claim, end_lease, holds, job_row, lines, rows, run, running, status
+from tests.store.steps import about, add, add_many, claim, end_lease, holds, job_row, lines, rows, run, running, status
 
 
 def complete(conn: sa.Connection, queue: Queue, *jobs: store.claim) -> list[str]:
@@ -19,7 +19,7 @@ def test_a_completed_job(any_conn: sa.Connection, queue: Queue) -> None:
     assert complete(any_conn, queue, job) == [job.id]
     row = job_row(any_conn, job.id)
     assert (row["status"], row["attempts"]) == ("completed", 1)
-    assert (row["finished_at"], row["expires_at"]) == (pytest.approx(0, abs=1), pytest.approx(100, abs=1))
+    assert (row["finished_at"], row["expires_at"]) == (about(0), about(100))
     assert [row[name] for name in ("lock_token", "locked_by", "locked_until", "timed_out_at")] == [None] * 4
     assert row["started_at"] is not None
     assert (holds(any_conn), lines(any_conn)) == ({}, [])

@@ -9,6 +9,7 @@ from sqlane_sa.store.complete_keyed import COMPLETE_KEYED
 from sqlane_sa.store.locks import FREE, LOCK_HOLDS
 from tests.store.races import committed, rival
 from tests.store.steps import (
+    about,
     add,
     add_many,
     claim,
@@ -34,7 +35,7 @@ def test_a_completed_job(any_conn: sa.Connection, queue: Queue) -> None:
     other = running(any_conn, queue, mutex_keys=["c"])
     assert complete(any_conn, queue, job) == [job.id]
     row = job_row(any_conn, job.id)
-    assert (row["status"], row["attempts"], row["expires_at"]) == ("completed", 1, pytest.approx(100, abs=1))
+    assert (row["status"], row["attempts"], row["expires_at"]) == ("completed", 1, about(100))
     assert [row[name] for name in ("lock_token", "locked_by", "locked_until")] == [None] * 3
     assert holds(any_conn) == {"c": (other.id, False)}
     assert rows(any_conn, "SELECT id FROM sqlane_payloads") == [other.id]

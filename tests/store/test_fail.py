@@ -11,7 +11,7 @@ from sqlane_sa import Queue, store
 from sqlane_sa.store import FailResult
 from sqlane_sa.values.job import FailedJob, NewJob
 from tests.store.races import committed, rival
-from tests.store.steps import add, holds, job_row, lines, rows, run, running
+from tests.store.steps import about, add, holds, job_row, lines, rows, run, running
 
 ERROR = {"type": "ValueError", "message": "no"}
 
@@ -32,7 +32,7 @@ def test_a_failed_job(any_conn: sa.Connection, queue: Queue) -> None:
     assert fail(any_conn, queue, job) == FailResult(True, None, None)
     row = job_row(any_conn, job.id)
     assert (row["status"], row["attempts"], row["stalls"], row["last_error"]) == ("failed", 1, 0, ERROR)
-    assert (row["finished_at"], row["expires_at"]) == (pytest.approx(0, abs=1), pytest.approx(100, abs=1))
+    assert (row["finished_at"], row["expires_at"]) == (about(0), about(100))
     assert [row[name] for name in ("lock_token", "locked_by", "locked_until")] == [None] * 3
     assert (holds(any_conn), lines(any_conn)) == ({}, [])
     assert store.read_payloads(any_conn, queue.tables, ids=[job.id]) == {job.id: {"a": 1}}
@@ -45,7 +45,7 @@ def test_the_keys_may_be_left_lingering(any_conn: sa.Connection, queue: Queue) -
     assert store.fail(any_conn, queue.tables, job=job, error=ERROR, linger=45).changed
     assert holds(any_conn) == {"k": (job.id, True)}
     ends = "SELECT extract(epoch FROM held_until - statement_timestamp()) FROM sqlane_mutexes"
-    assert rows(any_conn, ends) == [pytest.approx(45, abs=1)]
+    assert rows(any_conn, ends) == [about(45)]
 
 
 @pytest.mark.parametrize(("retention", "left", "expires"), [(0, 0, []), (None, 1, [None])])

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from sqlane_sa import Queue, store
 from sqlane_sa.store.insert import CHUNK_CHARS, CHUNK_ROWS
-from tests.store.steps import add, add_many, candidates, claim, job_row, lines, new, rows, run, statements
+from tests.store.steps import about, add, add_many, candidates, claim, job_row, lines, new, rows, run, statements
 
 
 def insert(conn: sa.Connection, queue: Queue, *jobs: store.insert_jobs) -> list:
@@ -109,7 +109,7 @@ def test_run_at_is_cut_to_the_millisecond(any_conn: sa.Connection, queue: Queue,
 def test_a_delay_counts_from_the_insert(any_conn: sa.Connection, queue: Queue) -> None:
     ids = [add(any_conn, queue, delay=delay) for delay in (90, timedelta(minutes=1, milliseconds=250), 0.004)]
     seconds = [job_row(any_conn, id)["run_at"] for id in ids]
-    assert seconds == pytest.approx([90, 60.25, 0.004], abs=1)
+    assert seconds == about([90, 60.25, 0.004])
     assert rows(any_conn, "SELECT round(extract(epoch FROM run_at - created_at) * 1000) FROM sqlane_jobs LIMIT 1") == [
         pytest.approx(90_000, abs=1)
     ]

@@ -6,14 +6,14 @@ import sqlalchemy as sa
 from sqlane_sa import Queue, store
 from sqlane_sa.values.job import JobLock
 from tests.store.races import committed, rival
-from tests.store.steps import add, claim, end_lease, holds, job_row, running
+from tests.store.steps import about, add, claim, end_lease, holds, job_row, running
 
 
 def test_renewal_counts_from_now(any_conn: sa.Connection, queue: Queue) -> None:
     jobs = [running(any_conn, queue, token=token) for token in ("a", "b")]
     end_lease(any_conn, jobs[0].id)
     assert sorted(store.renew_leases(any_conn, queue.tables, jobs=jobs, lease=100)) == [job.id for job in jobs]
-    assert [job_row(any_conn, job.id)["locked_until"] for job in jobs] == pytest.approx([100, 100], abs=1)
+    assert [job_row(any_conn, job.id)["locked_until"] for job in jobs] == about([100, 100])
 
 
 def test_only_what_still_runs_under_its_token(any_conn: sa.Connection, queue: Queue) -> None:
@@ -27,7 +27,7 @@ def test_only_what_still_runs_under_its_token(any_conn: sa.Connection, queue: Qu
     assert store.renew_leases(any_conn, queue.tables, jobs=everything, lease=100) == [mine.id]
     assert store.find_held(any_conn, queue.tables, jobs=everything) == [mine.id]
     assert store.mark_timed_out(any_conn, queue.tables, jobs=everything) == [mine.id]
-    assert job_row(any_conn, taken.id)["locked_until"] == pytest.approx(500, abs=1)
+    assert job_row(any_conn, taken.id)["locked_until"] == about(500)
     assert job_row(any_conn, taken.id)["timed_out_at"] is None
 
 
@@ -71,7 +71,7 @@ def test_a_stuck_job_keeps_its_lock_and_its_keys(any_conn: sa.Connection, queue:
     assert store.mark_timed_out(any_conn, queue.tables, jobs=[job]) == [job.id]
     row = job_row(any_conn, job.id)
     assert (row["status"], row["lock_token"]) == ("running", job.lock_token)
-    assert row["timed_out_at"] == pytest.approx(0, abs=1)
+    assert row["timed_out_at"] == about(0)
     assert holds(any_conn) == {"k": (job.id, False)}
     assert store.mark_timed_out(any_conn, queue.tables, jobs=[job]) == [], "only newly marked ones"
     assert store.renew_leases(any_conn, queue.tables, jobs=[job], lease=60) == [job.id]

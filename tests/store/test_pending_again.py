@@ -10,7 +10,7 @@ from sqlane_sa import Queue, store
 from sqlane_sa.store import ReleaseWrite, RetryWrite
 from sqlane_sa.values.errors import DefinitionError
 from sqlane_sa.values.job import JobLock
-from tests.store.steps import age, candidates, claim, holds, job_row, lines, rows, running
+from tests.store.steps import about, age, candidates, claim, holds, job_row, lines, rows, running
 
 UNLOCKED = ("lock_token", "locked_by", "locked_until", "started_at", "timed_out_at", "finished_at", "expires_at")
 
@@ -21,7 +21,7 @@ def test_a_retried_job(any_conn: sa.Connection, queue: Queue) -> None:
     assert store.retry(any_conn, queue.tables, job=job, delay=timedelta(seconds=30), error=error) is True
     row = job_row(any_conn, job.id)
     assert (row["status"], row["attempts"], row["stalls"], row["last_error"]) == ("pending", 1, 0, error)
-    assert row["run_at"] == pytest.approx(30, abs=1)
+    assert row["run_at"] == about(30)
     assert [row[name] for name in UNLOCKED] == [None] * len(UNLOCKED)
     assert holds(any_conn) == {}
     assert lines(any_conn) == [("a", job.id), ("b", job.id)]
@@ -34,7 +34,7 @@ def test_a_released_job(any_conn: sa.Connection, queue: Queue) -> None:
     assert store.release(any_conn, queue.tables, job=job, delay=30) is True
     row = job_row(any_conn, job.id)
     assert (row["status"], row["attempts"], row["stalls"], row["last_error"]) == ("pending", 0, 0, None)
-    assert row["run_at"] == pytest.approx(30, abs=1)
+    assert row["run_at"] == about(30)
     assert [row[name] for name in UNLOCKED] == [None] * len(UNLOCKED)
     assert (holds(any_conn), lines(any_conn)) == ({}, [("k", job.id)])
     assert store.release(any_conn, queue.tables, job=job) is False
@@ -66,7 +66,7 @@ def test_the_keys_may_be_left_lingering(any_conn: sa.Connection, queue: Queue, w
     assert write(any_conn, queue.tables, job=job, linger=timedelta(seconds=45)) is True
     assert holds(any_conn) == {"a": (job.id, True), "b": (job.id, True), "c": (other.id, False)}
     ends = "SELECT DISTINCT extract(epoch FROM held_until - statement_timestamp()) FROM sqlane_mutexes"
-    assert rows(any_conn, ends + " WHERE held_until IS NOT NULL") == [pytest.approx(45, abs=1)]
+    assert rows(any_conn, ends + " WHERE held_until IS NOT NULL") == [about(45)]
     assert lines(any_conn) == [("a", job.id), ("b", job.id)]
 
 
@@ -101,7 +101,7 @@ def test_many_at_once_each_with_its_own_facts(any_conn: sa.Connection, queue: Qu
     assert sorted(store.retry_many(any_conn, queue.tables, retries=retries)) == [jobs[0].id, jobs[1].id]
     assert sorted(store.release_many(any_conn, queue.tables, releases=releases)) == [jobs[2].id, jobs[3].id]
     found = [job_row(any_conn, job.id) for job in jobs]
-    assert [row["run_at"] for row in found] == pytest.approx([10, 20.5, 30, 0], abs=1)
+    assert [row["run_at"] for row in found] == about([10, 20.5, 30, 0])
     assert [(row["attempts"], row["last_error"]) for row in found] == [
         (1, {"n": 0}),
         (1, {"n": 1}),

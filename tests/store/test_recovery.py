@@ -9,7 +9,20 @@ from sqlane_sa import Queue, store
 from sqlane_sa.store import Recovery
 from sqlane_sa.values.job import FailedJob, NewJob
 from tests.store.races import committed
-from tests.store.steps import add, candidates, claim, end_lease, end_lingers, holds, job_row, lines, rows, run, running
+from tests.store.steps import (
+    about,
+    add,
+    candidates,
+    claim,
+    end_lease,
+    end_lingers,
+    holds,
+    job_row,
+    lines,
+    rows,
+    run,
+    running,
+)
 
 
 def stale(conn: sa.Connection, queue: Queue, name: str = "n", stalls: int = 0, **options: object) -> str:
@@ -41,7 +54,7 @@ def test_a_recovered_job(any_conn: sa.Connection, queue: Queue) -> None:
     assert recovery == Recovery(id, "pending", 1, 30.0, None, "n", "worker-1")
     row = job_row(any_conn, id)
     assert (row["status"], row["attempts"], row["stalls"]) == ("pending", 0, 1)
-    assert row["run_at"] == pytest.approx(30, abs=1)
+    assert row["run_at"] == about(30)
     assert row["last_error"]["type"].endswith("StalledError")
     assert [row[name] for name in ("lock_token", "locked_by", "locked_until", "started_at")] == [None] * 4
     assert lines(any_conn) == [("a", id), ("b", id)]
@@ -56,7 +69,7 @@ def test_its_keys_linger_for_a_lease(any_conn: sa.Connection, queue: Queue) -> N
     recover(any_conn, queue, id, lease=45, stall_delay=0)
     assert holds(any_conn) == {"k": (id, True)}
     ends = "SELECT extract(epoch FROM held_until - statement_timestamp()) FROM sqlane_mutexes"
-    assert rows(any_conn, ends) == [pytest.approx(45, abs=1)]
+    assert rows(any_conn, ends) == [about(45)]
     assert candidates(any_conn, queue) == []
     end_lingers(any_conn)
     assert candidates(any_conn, queue) == [behind]
@@ -72,7 +85,7 @@ def test_the_delay_doubles_up_to_an_hour(
     queue.define("n", max_stalls=1000)
     id = stale(any_conn, queue, stalls=stalls)
     assert recover(any_conn, queue, id, stall_delay=stall_delay).delay == delay
-    assert job_row(any_conn, id)["run_at"] == pytest.approx(delay, abs=1)
+    assert job_row(any_conn, id)["run_at"] == about(delay)
 
 
 def test_a_number_of_stalls_beyond_all_reason(any_conn: sa.Connection, queue: Queue) -> None:
