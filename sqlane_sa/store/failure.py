@@ -16,7 +16,7 @@ from sqlane_sa.statement import BIG, INT, TEXT, TEXTS, Statement
 from sqlane_sa.store.insert import insert_jobs
 from sqlane_sa.store.locks import Locked, free_keys, linger_keys, lock_running
 from sqlane_sa.store.payloads import read_payload_texts
-from sqlane_sa.values.duration import seconds, to_ms
+from sqlane_sa.values.duration import optional_seconds, to_ms
 from sqlane_sa.values.errors import HandlerExitError, PayloadError
 from sqlane_sa.values.failure import error_dict, error_json
 from sqlane_sa.values.job import FailedJob, NewJob
@@ -72,12 +72,13 @@ def fail(
     Building and inserting run under a savepoint: if they fail, the job still fails and the result says why.
     Raises SQLAlchemy's `DBAPIError` for a deadlock, a timeout or a lost connection: the whole is to be repeated.
     """
+    kept = optional_seconds(linger, "linger")
     row = lock_running(conn, tables, [job]).get((job.id, job.lock_token))
     result = FailResult(False)
     if row is not None:
         result = fail_locked(conn, tables, row, error, build_failure_job, attempts=1)
-    if linger:
-        linger_keys(conn, tables, [job], to_ms(seconds(linger, "linger")))
+    if kept:
+        linger_keys(conn, tables, [job], to_ms(kept))
     else:
         free_keys(conn, tables, [job])
     return result

@@ -16,7 +16,7 @@ from sqlane_sa.schema import Tables
 from sqlane_sa.statement import BIG, BIGS, INT, TEXT, TEXTS, Statement, Types
 from sqlane_sa.store.locks import PAIRS, RUNNING, Locked, free_keys, linger_keys, lock_holds, lock_running, pairs
 from sqlane_sa.store.tuning import IDLE_LIMIT, idle_ms
-from sqlane_sa.values.duration import seconds, to_ms
+from sqlane_sa.values.duration import optional_seconds, seconds, to_ms
 from sqlane_sa.values.failure import error_json
 
 _UNLOCK = "lock_token = NULL, locked_by = NULL, locked_until = NULL, updated_at = statement_timestamp()"
@@ -218,7 +218,8 @@ def retry(
     Its keys are freed, or stay held for `linger` seconds because its handler still runs.
     """
     keys = getattr(job, "mutex_keys", UNKNOWN_KEYS)
-    write = RetryWrite(job.id, job.lock_token, seconds(delay, "delay"), error, keys, _linger(linger))
+    wait, kept = seconds(delay, "delay"), optional_seconds(linger, "linger")
+    write = RetryWrite(job.id, job.lock_token, wait, error, keys, kept)
     return bool(retry_many(conn, tables, retries=[write]))
 
 
@@ -246,8 +247,8 @@ def release(
     keys are freed, or stay held for `linger` seconds because its handler still runs.
     """
     keys = getattr(job, "mutex_keys", UNKNOWN_KEYS)
-    wait = None if delay is None else seconds(delay, "delay")
-    write = ReleaseWrite(job.id, job.lock_token, wait, _linger(linger), keys)
+    wait, kept = optional_seconds(delay, "delay"), optional_seconds(linger, "linger")
+    write = ReleaseWrite(job.id, job.lock_token, wait, kept, keys)
     return bool(release_many(conn, tables, releases=[write]))
 
 
@@ -270,10 +271,6 @@ def _let_go(conn: Connection, tables: Tables, writes: Sequence[RetryWrite | Rele
     for linger in lingers:
         linger_keys(conn, tables, [write for write in writes if write.linger == linger], to_ms(linger))
     free_keys(conn, tables, [write for write in writes if not write.linger])
-
-
-def _linger(linger: float | timedelta | None) -> float | None:
-    return None if linger is None else seconds(linger, "linger")
 
 
 def set_pending(

@@ -10,7 +10,7 @@ from typing import Any, Self
 from sqlane_sa.values.backoff import DEFAULT_BACKOFF
 from sqlane_sa.values.callables import accepts, is_async, is_generator, takes_context
 from sqlane_sa.values.checks import MAX_COUNT, MAX_PRIORITY, MIN_PRIORITY
-from sqlane_sa.values.duration import definition_error, seconds, to_ms
+from sqlane_sa.values.duration import definition_error, optional_seconds, seconds, to_ms
 from sqlane_sa.values.errors import DefinitionError, InvalidJobError, shown
 from sqlane_sa.values.options import Keys
 from sqlane_sa.values.text import NAME_CHARS, check_keys, check_text
@@ -55,7 +55,7 @@ class Definition:
         self._set("priority", _integer(self.priority, "priority", MIN_PRIORITY, MAX_PRIORITY))
         self._set("timeout", _timeout(self.timeout))
         for option in ("completed_retention", "failed_retention"):
-            kept = _retention(getattr(self, option), option)
+            kept = optional_seconds(getattr(self, option), option)
             self._set(option, kept)
             self._set(option + "_ms", None if kept is None else to_ms(kept))
         self._set("failure_job", _failure_job(self.failure_job, self.name))
@@ -108,10 +108,6 @@ def _timeout(value: float | timedelta | None) -> float | None:
 
 def _timeout_error(message: str, option: str, value: object) -> Exception:
     return definition_error(f"{message}, or None for no timeout", option, value)
-
-
-def _retention(value: object, option: str) -> float | None:
-    return None if value is None else seconds(value, option)
 
 
 def _failure_job(value: object, own_name: str) -> str | None:

@@ -44,6 +44,11 @@ def seconds(
     return number
 
 
+def optional_seconds(value: object, option: str) -> float | None:
+    """`seconds`, and None for None."""
+    return None if value is None else seconds(value, option)
+
+
 def as_float(value: object) -> float | None:
     """The number of seconds, None if `value` has the wrong type; an integer too large for a float is infinite."""
     if isinstance(value, timedelta):

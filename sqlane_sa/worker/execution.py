@@ -8,7 +8,6 @@ import logging
 import os
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection
@@ -16,12 +15,10 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlane_sa import store
 from sqlane_sa.queue import Queue
-from sqlane_sa.values.backoff import DEFAULT_BACKOFF, delay_after
-from sqlane_sa.values.duration import seconds
-from sqlane_sa.values.errors import AttemptsExhaustedError, HandlerExitError, JobTimeoutError, PayloadError, SqlaneError
-from sqlane_sa.values.failure import describe_error
-from sqlane_sa.values.outcome import Completed, Discard, Failed, Outcome, Released, Retried, Retry, Snooze
+from sqlane_sa.values.errors import AttemptsExhaustedError, JobTimeoutError, PayloadError, SqlaneError
+from sqlane_sa.values.outcome import Completed, Outcome, Released
 from sqlane_sa.values.payload import decode
+from sqlane_sa.worker.attempts import NotBegunError, attempt_failed, attempt_lost, outcome_of
 from sqlane_sa.worker.context import JobContext
 from sqlane_sa.worker.deadlines import Deadlines
 from sqlane_sa.worker.fork import end_if_child
@@ -39,10 +36,6 @@ LARGE_TEXT = 1000
 
 class LeaseLostError(SqlaneError):
     """The job was taken over by another worker before its transaction could complete it."""
-
-
-class NotBegunError(SqlaneError):
-    """The database did not answer: no fault of the job, whose handler was not called."""
 
 
 class Execution:
@@ -176,7 +169,7 @@ class Execution:
                 job.expire(time.monotonic())
             return self._outcome(job, error)
         except BaseException as broken:
-            return _attempt_lost(job, broken)
+            return attempt_lost(job, broken)
 
     def _outcome(self, job: RunningJob, error: BaseException | None) -> Outcome | None:
         if error is None and job.cancelled is None:
@@ -208,94 +201,3 @@ def _refuse_unrun(result: object, step: str) -> None:
         raise TypeError(f"the handler returned a coroutine; {step}")
     if inspect.isgenerator(result) or inspect.isasyncgen(result):
         raise TypeError("the handler returned a generator, which nobody runs; iterate over it in the handler")
-
-
-def left_running(job: RunningJob, lease: float) -> Outcome:
-    """The outcome of one whose handler still runs at the end of a shutdown: its keys linger for a lease. Where it has
-    overrun its timeout the attempt is used, as if it had returned: else it would start again with each worker, for
-    ever."""
-    job.expire(time.monotonic())
-    if job.cancelled != TIMEOUT:
-        return Released(0.0, linger=lease)
-    outcome = attempt_failed(job, JobTimeoutError(job.definition.timeout or 0.0))
-    return replace(outcome, linger=lease) if isinstance(outcome, Retried | Failed) else outcome
-
-
-def outcome_of(job: RunningJob, error: BaseException) -> Outcome:
-    """What an exception that left a handler means for its job."""
-    if isinstance(error, NotBegunError):
-        return Released(None)
-    if isinstance(error, Snooze):
-        return Released(seconds(error.delay, "Snooze.delay"))
-    if isinstance(error, Discard):
-        return _failed(job, _described(job, error))
-    if isinstance(error, Retry):
-        return attempt_failed(job, error, None if error.delay is None else seconds(error.delay, "Retry.delay"))
-    if isinstance(error, AttemptsExhaustedError):
-        log.error("job %s (%s): %s", job.id, job.claimed.name, error)
-        return Failed(_described(job, error))
-    if not isinstance(error, Exception):
-        original = error
-        error = HandlerExitError(type(original).__name__)
-        error.__cause__ = original
-    return attempt_failed(job, error)
-
-
-def attempt_failed(job: RunningJob, error: BaseException, delay: float | None = None) -> Outcome:
-    """Pending again after the delay (None: by the definition's backoff), or failed when it was the last attempt."""
-    claimed = job.claimed
-    described = _described(job, error)
-    if claimed.attempt >= claimed.max_attempts:
-        return _failed(job, described)
-    if delay is None:
-        delay = delay_after(job.definition.backoff, claimed.attempt)
-    if log.isEnabledFor(logging.INFO):
-        log.info(
-            "job %s (%s) is to be tried again in %.1f s, attempt %d of %d: %s",
-            claimed.id,
-            claimed.name,
-            delay,
-            claimed.attempt,
-            claimed.max_attempts,
-            _headline(described),
-        )
-        _show_traceback(job, described)
-    return Retried(delay, described)
-
-
-def _failed(job: RunningJob, described: dict[str, Any]) -> Failed:
-    claimed = job.claimed
-    log.warning(
-        "job %s (%s) failed for good, attempt %d of %d: %s",
-        claimed.id,
-        claimed.name,
-        claimed.attempt,
-        claimed.max_attempts,
-        _headline(described),
-    )
-    _show_traceback(job, described)
-    return Failed(described)
-
-
-def _show_traceback(job: RunningJob, described: dict[str, Any]) -> None:
-    if described["traceback"]:
-        log.debug("job %s: %s", job.id, described["traceback"])
-
-
-def _headline(described: dict[str, Any]) -> str:
-    """Type and first line: the rest of a driver's message may hold parameters, and is kept with the job."""
-    first = described["message"].partition("\n")[0]
-    return f"{described['type']}: {first}"[:500]
-
-
-def _attempt_lost(job: RunningJob, broken: BaseException) -> Outcome:
-    """For an exception that is no use, such as a Snooze without its delay: a failed attempt, and what is wrong."""
-    described = _described(job, broken)
-    log.error("job %s (%s): its handler's exception is broken: %s", job.id, job.claimed.name, _headline(described))
-    if job.claimed.attempt >= job.claimed.max_attempts:
-        return Failed(described)
-    return Retried(DEFAULT_BACKOFF(job.claimed.attempt), described)
-
-
-def _described(job: RunningJob, error: BaseException) -> dict[str, Any]:
-    return describe_error(error, attempt=job.claimed.attempt)

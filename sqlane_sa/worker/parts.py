@@ -16,11 +16,12 @@ from sqlane_sa.sqlstate import is_unreachable
 from sqlane_sa.values.errors import SqlaneError
 from sqlane_sa.values.outcome import Released
 from sqlane_sa.worker.advice import advise
+from sqlane_sa.worker.attempts import left_running
 from sqlane_sa.worker.database import Connector, Database
 from sqlane_sa.worker.deadlines import Deadlines, deadline_for, idle_limit_for
 from sqlane_sa.worker.descriptors import Canary
 from sqlane_sa.worker.driver import can_listen
-from sqlane_sa.worker.execution import Execution, left_running
+from sqlane_sa.worker.execution import Execution
 from sqlane_sa.worker.handler_engine import HandlerEngine
 from sqlane_sa.worker.handlers import Handlers
 from sqlane_sa.worker.heartbeat import Heartbeat

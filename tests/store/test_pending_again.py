@@ -1,6 +1,7 @@
 """retry and release: back to pending, with or without an attempt used."""
 
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -68,6 +69,16 @@ def test_the_keys_may_be_left_lingering(any_conn: sa.Connection, queue: Queue, w
     ends = "SELECT DISTINCT extract(epoch FROM held_until - statement_timestamp()) FROM sqlane_mutexes"
     assert rows(any_conn, ends + " WHERE held_until IS NOT NULL") == [about(45)]
     assert lines(any_conn) == [("a", job.id), ("b", job.id)]
+
+
+@pytest.mark.parametrize("write", [store.release, store.retry, partial(store.fail, error=None)])
+def test_an_impossible_linger_is_refused_before_anything_is_written(
+    any_conn: sa.Connection, queue: Queue, write: Any
+) -> None:
+    job = running(any_conn, queue, mutex_keys=["k"])
+    with pytest.raises(DefinitionError, match="linger=-1"):
+        write(any_conn, queue.tables, job=job, linger=-1)
+    assert (job_row(any_conn, job.id)["status"], holds(any_conn)) == ("running", {"k": (job.id, False)})
 
 
 def test_a_stale_release_leaves_nothing_lingering(any_conn: sa.Connection, queue: Queue) -> None:

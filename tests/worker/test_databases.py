@@ -267,7 +267,13 @@ def test_transactional_handlers_are_not_short_of_connections(
 
 @pytest.mark.parametrize("error", [RuntimeError("no password from the vault"), OSError(24, "Too many open files")])
 def test_an_outage_of_the_applications_creator(
-    database_url: str, queue: Queue, enqueue: Any, job: Read, sql: Sql, error: Exception
+    database_url: str,
+    queue: Queue,
+    enqueue: Any,
+    job: Read,
+    sql: Sql,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
 ) -> None:
     """What connecting fails with says nothing about the results that wait: none is thrown away, and no attempt used."""
     url = sa.make_url(database_url).set(drivername="postgresql").render_as_string(False)
@@ -288,8 +294,9 @@ def test_an_outage_of_the_applications_creator(
     engine = sa.create_engine("postgresql+psycopg://", creator=create)
     with Worker(engine, queue, **SHORT | {"lease": 20.0}) as worker:
         wait_until(lambda: len(called) == 2)
-        ids.append(enqueue("own", "c"))
         down.set()
+        ids.append(enqueue("own", "c"))
+        wait_until(lambda: "its transaction could not be opened" in caplog.text)
         for pid in worker_pids(sql):
             sql("SELECT pg_terminate_backend(:pid)", pid=pid)
         returned.set()
