@@ -46,6 +46,14 @@ def error_dict(error: object) -> dict[str, Any] | None:
     return describe_error(error) if isinstance(error, BaseException) else plain_error("Error", str(error))
 
 
+def ascii_error(error: Mapping[str, Any]) -> dict[str, Any]:
+    """The same error with escapes for what not every database can hold: one whose encoding is not UTF8."""
+    return {
+        key: value.encode("ascii", "backslashreplace").decode() if isinstance(value, str) else value
+        for key, value in error.items()
+    }
+
+
 def error_json(error: object) -> str | None:
     """`error_dict` as JSON text; None stays None, and becomes NULL."""
     kept = error_dict(error)

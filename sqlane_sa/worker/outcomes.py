@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DataError, DBAPIError
@@ -11,7 +12,7 @@ from sqlalchemy.exc import DataError, DBAPIError
 from sqlane_sa import store
 from sqlane_sa.queue import Queue
 from sqlane_sa.sqlstate import sqlstate
-from sqlane_sa.values.failure import plain_error
+from sqlane_sa.values.failure import ascii_error, plain_error
 from sqlane_sa.values.outcome import Completed, Failed, Outcome, Released, Retried
 from sqlane_sa.worker.database import Database
 from sqlane_sa.worker.running import LEASE_LOST, Finished, RunningJob
@@ -140,10 +141,14 @@ def _write_free(database: Database, queue: Queue, results: Sequence[Result]) -> 
 def _write_instead(
     database: Database, queue: Queue, job: RunningJob, outcome: Outcome, error: Exception
 ) -> list[Result]:
-    """A plain failure in place of the result; or one without any error text; or leave it to its lease."""
+    """The result with its error in ASCII; or a plain failure in its place; or one without any error text; or leave it
+    to its lease."""
     log.warning("job %s (%s): its result could not be written: %s", job.id, job.claimed.name, first_line(error))
     plain = plain_error("ResultNotStored", f"the result {type(outcome).__name__} could not be stored; see the log")
-    for fallback in (_plain(job, outcome, plain), _plain(job, outcome, None)):
+    fallbacks = [_plain(job, outcome, plain), _plain(job, outcome, None)]
+    if isinstance(outcome, Retried | Failed) and (escaped := ascii_error(outcome.error)) != outcome.error:
+        fallbacks.insert(0, replace(outcome, error=escaped))
+    for fallback in fallbacks:
         try:
             return _write_free(database, queue, [(job, fallback)])
         except _LockedError:
