@@ -373,3 +373,21 @@ def test_a_connection_that_breaks_right_after_its_use_costs_no_attempt(
         wait_until(lambda: job(id_).status == "completed")  # noqa: B023
         sql("SELECT pg_terminate_backend(:pid, 10000)", pid=pids[-1])
     assert len(set(pids)) == 3
+
+
+def test_a_search_path_of_its_own(engine: sa.Engine) -> None:
+    """As where each customer has a schema: the queue names its own, and so do its statements."""
+    queue = Queue(schema="public")
+    seen: list[str] = []
+
+    @queue.job("look", transactional=True, max_attempts=1)
+    def look(payload: object, ctx: JobContext) -> None:
+        ctx.connection.execute(sa.text("SET LOCAL search_path TO pg_catalog"))
+        ctx.enqueue("after")
+        seen.append("look")
+
+    queue.job("after")(lambda payload: seen.append("after"))
+    with engine.begin() as conn:
+        queue.enqueue(conn, "look")
+    Worker(engine, queue, **SHORT).run_until_idle()
+    assert seen == ["look", "after"]
