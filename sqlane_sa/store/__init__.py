@@ -41,7 +41,7 @@ from sqlane_sa.store.rights import missing_rights
 from sqlane_sa.store.sleepers import awake, fall_asleep, sweep_sleepers, wake
 from sqlane_sa.store.sweep import MutexSweep, WaitsSweep, delete_expired, make_due, sweep_mutexes, sweep_waits
 from sqlane_sa.store.tuning import end_session, pin_plans, pin_session, wait_briefly
-from sqlane_sa.store.turn import Turn, complete_and_claim
+from sqlane_sa.store.turn import Turn, complete_and_claim, complete_free
 from sqlane_sa.values.job import ClaimedJob, FailedEntry, JobLock
 
 __all__ = [
@@ -69,6 +69,7 @@ __all__ = [
     "claim_plain",
     "complete",
     "complete_and_claim",
+    "complete_free",
     "complete_keyed",
     "complete_unlocked",
     "copy_jobs",

@@ -19,7 +19,7 @@ from sqlane_sa.store.tuning import IDLE_LIMIT, idle_ms
 from sqlane_sa.values.duration import optional_seconds, seconds, to_ms
 from sqlane_sa.values.failure import error_json
 
-_UNLOCK = "lock_token = NULL, locked_by = NULL, locked_until = NULL, updated_at = statement_timestamp()"
+UNLOCK = "lock_token = NULL, locked_by = NULL, locked_until = NULL, updated_at = statement_timestamp()"
 
 RENEW = Statement(
     """
@@ -67,7 +67,7 @@ locked AS MATERIALIZED (
 ), kept AS (
     UPDATE {jobs} AS j SET status = 'completed', attempts = j.attempts + 1, finished_at = l.finished_at,
         expires_at = l.expires_at, timed_out_at = NULL, """
-    + _UNLOCK
+    + UNLOCK
     + """
     FROM locked AS l
     WHERE j.ctid = l.ctid AND l.completed_retention_ms IS DISTINCT FROM 0
@@ -100,7 +100,7 @@ WITH input AS (
 ), changed AS (
     UPDATE {jobs} AS j SET status = 'pending', run_at = coalesce(i.run_at, j.run_at), COUNTED
         started_at = NULL, timed_out_at = NULL, """
-    + _UNLOCK
+    + UNLOCK
     + """
     FROM input AS i WHERE j.id = i.id
     RETURNING j.id, j.run_at, j.mutex_keys

@@ -188,7 +188,7 @@ class Loop:
         try:
             if timed_out or signing_off or not all(is_simple(*result) for result in results):
                 return self._in_transaction(results, timed_out, shares, probing=probing, signing_off=signing_off)
-            results = self._complete_keyed(results)
+            results = self._complete_first(results)
             return self._in_one_statement(results, shares, probing=probing)
         except Exception as error:
             self._go_apart(error, results, timed_out)
@@ -199,16 +199,16 @@ class Loop:
         needless = self._busy or self._sleep.stream.flows(now)
         return self.asleep and (needless or not (self.claiming and self._sleep.wakeups))
 
-    def _complete_keyed(self, results: Sequence[Result]) -> list[Result]:
-        """In a statement of their own, which frees keys; the results without keys, which are left. Before what claims:
-        nothing may fail after that."""
+    def _complete_first(self, results: Sequence[Result]) -> list[Result]:
+        """In statements of their own, those that free keys and those that were passed over before; the results that are
+        left. Before what claims: nothing may fail after that."""
         now = time.monotonic()
-        keyed = [result for result in results if result[0].mutex_keys]
-        passed_over = complete_at_once(self._database, self._queue, keyed)
+        first = [result for result in results if result[0].mutex_keys or result[0].passed_over]
+        passed_over = complete_at_once(self._database, self._queue, first)
         locked = {job for job, _ in passed_over}
-        self._results.written([result for result in keyed if result[0] not in locked])
+        self._results.written([result for result in first if result[0] not in locked])
         self._results.passed_over(passed_over, now)
-        return [result for result in results if not result[0].mutex_keys]
+        return [result for result in results if not (result[0].mutex_keys or result[0].passed_over)]
 
     def _in_one_statement(self, results: Sequence[Result], shares: list[Share], *, probing: bool) -> list[ClaimedJob]:
         """Nothing may fail after it: what it claimed has to start."""

@@ -42,16 +42,19 @@ def is_simple(job: RunningJob, outcome: Outcome | None) -> bool:
 
 
 def complete_at_once(database: Database, queue: Queue, results: Sequence[Result]) -> list[Result]:
-    """Write completions, those of jobs with and without keys in a statement each; the results that were passed over,
-    because their rows are locked or not ours any more."""
+    """Write completions: those of jobs with keys in a statement, those without in another, and in one more those whose
+    rows were locked when they were tried before. The results that were passed over: their rows are locked, or not ours
+    any more."""
+    jobs = [job for job, _ in results]
     changed: set[str] = set()
-    for jobs, complete in (
-        ([job for job, _ in results if not job.mutex_keys], store.complete_unlocked),
-        ([job for job, _ in results if job.mutex_keys], store.complete_keyed),
+    for group, complete in (
+        ([job for job in jobs if not (job.mutex_keys or job.passed_over)], store.complete_free),
+        ([job for job in jobs if not job.mutex_keys and job.passed_over], store.complete_unlocked),
+        ([job for job in jobs if job.mutex_keys], store.complete_keyed),
     ):
-        if jobs:
+        if group:
             with database.statement() as conn:
-                changed.update(complete(conn, queue.tables, jobs=jobs))
+                changed.update(complete(conn, queue.tables, jobs=group))
     return [result for result in results if result[0].id not in changed]
 
 

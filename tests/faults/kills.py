@@ -24,7 +24,7 @@ queue = Queue()
 OFTEN: Mapping[str, Any] = {"max_stalls": 1000, "backoff": Backoff(base=0.01, jitter=0.0)}
 OPERATIONS = (
     "complete_and_claim",
-    "complete_unlocked",
+    "complete_free",
     "complete_keyed",
     "claim_keyed",
     "claim_heads",
@@ -187,7 +187,7 @@ def kill_in_store(operation: str, moment: str) -> None:
     """Die before the first call with something to do, after its statements, or after their commit."""
     call: Callable[..., Any] = getattr(store, operation)
     written = threading.Event()
-    if operation == "complete_unlocked":
+    if operation == "complete_free":
         running.MANY = 1  # the writer's, which leaves less than that to the loop
 
     def call_and_die(*arguments: Any, **options: Any) -> Any:

@@ -195,6 +195,12 @@ WORKER = [
         lambda c, q, job: store.complete_unlocked(c, q.tables, jobs=[job]),
         alone=True,
     ),
+    Operation(
+        "complete_free",
+        plain_due_and_running,
+        lambda c, q, job: store.complete_free(c, q.tables, jobs=[job]),
+        alone=True,
+    ),
     Operation("complete_keyed", running, lambda c, q, job: store.complete_keyed(c, q.tables, jobs=[job]), alone=True),
     Operation("long_turn", due_and_running, long_turn),
     Operation("find_stale", stale, lambda c, q, _: store.find_stale(c, q.tables, limit=10), reads=True),

@@ -18,7 +18,9 @@ from tests.model.bugs import AHEAD, KEYED_CLAIMS, KEYED_COMPLETION, RUNNING, TOK
 
 Options = dict[str, Any]
 
-FENCED = ("finish.COMPLETE", "finish.COMPLETE_AND_END", "finish.RENEW", "finish.MARK_TIMED_OUT", KEYED_COMPLETION, TURN)
+FENCED = ("finish.COMPLETE", "finish.COMPLETE_AND_END", "finish.RENEW", "finish.MARK_TIMED_OUT", KEYED_COMPLETION)
+IN_TURNS = (TURN, "turn.COMPLETE_FREE")
+"""Their fence stands three times: in the look, and in each of the writes."""
 SORTED_BY_LINES = (*KEYED_CLAIMS, "candidates.WINDOWED", "candidates.WALKED", "lines.FIND_FREE")
 LEASE_ENDED = " AND locked_until < statement_timestamp()"
 
@@ -36,8 +38,8 @@ class Bug:
     duties: tuple[str, ...] = ()
 
 
-def without(text: str, *statements: str, instead: str = "") -> tuple[Edit, ...]:
-    return tuple(Edit(statement, text, instead) for statement in statements)
+def without(text: str, *statements: str, instead: str = "", times: int = 1) -> tuple[Edit, ...]:
+    return tuple(Edit(statement, text, instead, times) for statement in statements)
 
 
 BUGS: Mapping[str, Bug] = {
@@ -45,6 +47,7 @@ BUGS: Mapping[str, Bug] = {
     "token_check_removed": Bug(
         (
             *without(TOKEN + RUNNING, *FENCED, "locks.LOCK_RUNNING", instead=RUNNING),
+            *without(TOKEN, *IN_TURNS, times=3),
             Edit("locks.LOCK_RUNNING", "\nSELECT j.id, j.lock_token,", "\nSELECT j.id, i.lock_token,"),
         ),
         duties=("status = 'completed'", "SELECT j.ctid, j.id, j.lock_token"),

@@ -247,7 +247,7 @@ FairSpec ==
 
 \* A job is pending, running under its newest token, or ended: never anything else, so never lost.
 \* Upheld by: sqlane_sa/store/claim.py START; sqlane_sa/store/finish.py COMPLETE, COMPLETE_AND_END, RETRY, RELEASE,
-\* STALL; sqlane_sa/store/failure.py FAIL; sqlane_sa/store/turn.py COMPLETE_AND_CLAIM;
+\* STALL; sqlane_sa/store/failure.py FAIL; sqlane_sa/store/turn.py COMPLETE_AND_CLAIM, COMPLETE_FREE;
 \* sqlane_sa/store/claim.py CLAIM_PLAIN; sqlane_sa/store/claim_keyed.py CLAIM_IN_WINDOW, CLAIM_HEADS;
 \* sqlane_sa/store/complete_keyed.py COMPLETE_KEYED
 NothingLost ==
@@ -278,7 +278,7 @@ NoOrphanIsMade == hold # Free /\ hold.left = -1 /\ hold.tok # -1 => Runs(hold.jo
 \* No renewal and no finishing write changed a row that was not running under the writer's token.
 \* Upheld by: sqlane_sa/store/locks.py RUNNING, LOCK_RUNNING; sqlane_sa/store/finish.py RENEW, COMPLETE,
 \* MARK_TIMED_OUT; sqlane_sa/store/complete_keyed.py COMPLETE_KEYED; sqlane_sa/store/recall.py RECALL;
-\* sqlane_sa/store/turn.py COMPLETE_AND_CLAIM
+\* sqlane_sa/store/turn.py COMPLETE_AND_CLAIM, COMPLETE_FREE
 StaleWritesChangeNothing == ~staleWrite
 
 \* A failure job is there if and only if its job failed for good, and then there is one.
@@ -287,7 +287,7 @@ OneFailureJob == \A j \in Jobs : added[j] = IF jobs[j].st = "failed" THEN 1 ELSE
 
 \* Every start that is over is counted, as an attempt, a stall or a release; and the caps hold.
 \* Upheld by: sqlane_sa/store/finish.py COMPLETE, RETRY, RELEASE, STALL; sqlane_sa/store/failure.py FAIL;
-\* sqlane_sa/store/complete_keyed.py COMPLETE_KEYED; sqlane_sa/store/turn.py COMPLETE_AND_CLAIM;
+\* sqlane_sa/store/complete_keyed.py COMPLETE_KEYED; sqlane_sa/store/turn.py COMPLETE_AND_CLAIM, COMPLETE_FREE;
 \* sqlane_sa/store/recovery.py recover_stale
 StartsAreCounted ==
     \A j \in Jobs : LET row == jobs[j] IN
@@ -308,7 +308,7 @@ LingerProtects ==
 \* Upheld by: sqlane_sa/store/locks.py RUNNING; sqlane_sa/store/claim.py LOCK_DUE, CLAIM_PLAIN;
 \* sqlane_sa/store/complete_keyed.py COMPLETE_KEYED; sqlane_sa/store/recall.py RECALL;
 \* sqlane_sa/store/claim_keyed.py CLAIM_IN_WINDOW, CLAIM_HEADS;
-\* sqlane_sa/store/turn.py COMPLETE_AND_CLAIM; sqlane_sa/store/recovery.py LOCK_STALE
+\* sqlane_sa/store/turn.py COMPLETE_AND_CLAIM, COMPLETE_FREE; sqlane_sa/store/recovery.py LOCK_STALE
 TerminalIsFinal == [][\A j \in Jobs : jobs[j].st \in Terminal => jobs'[j] = jobs[j]]_vars
 
 \* No job is taken back, and no stall counted, while its lease lasts.
@@ -322,7 +322,7 @@ NeverTwoHandlers ==
 \* Under FairSpec each job ends, whatever crashes, however often, and whatever hold was left behind.
 \* Upheld by: sqlane_sa/store/candidates.py find_keyed_candidates;
 \* sqlane_sa/store/claim_keyed.py claim_keyed, claim_heads;
-\* sqlane_sa/store/turn.py complete_and_claim; sqlane_sa/store/recovery.py find_stale, recover_stale;
+\* sqlane_sa/store/turn.py complete_and_claim, complete_free; sqlane_sa/store/recovery.py find_stale, recover_stale;
 \* sqlane_sa/store/sweep.py sweep_mutexes
 EveryJobEnds == \A j \in Jobs : <>(jobs[j].st \in Terminal)
 

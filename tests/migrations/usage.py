@@ -62,6 +62,9 @@ def work(conn: sa.Connection, queue: Queue) -> None:
     insert(conn, queue)
     [job] = store.claim_plain(conn, tables, lanes=[("n", 0, 1)], lock_token=new_id(), locked_by="w", lease=LEASE)
     assert store.complete_unlocked(conn, tables, jobs=[job]) == [job.id]
+    insert(conn, queue)
+    [job] = store.claim_plain(conn, tables, lanes=[("n", 0, 1)], lock_token=new_id(), locked_by="w", lease=LEASE)
+    assert store.complete_free(conn, tables, jobs=[job]) == [job.id]
     _work_along_lines(conn, queue)
     insert(conn, queue)
     [job] = store.claim_plain(conn, tables, lanes=[("n", 0, 1)], lock_token=new_id(), locked_by="w", lease=LEASE)

@@ -52,7 +52,7 @@ TOKEN = " AND j.lock_token = i.lock_token"
 RUNNING = " AND coalesce(j.status, '') = 'running'"
 ROW_LOCK = "FOR UPDATE SKIP LOCKED"
 TURN = "turn.COMPLETE_AND_CLAIM"
-TURN_COMPLETES = "= 'running' FOR UPDATE SKIP LOCKED"
+FREE = " AND j.xmax IN (CAST('0' AS xid), j.xmin)"
 TURN_CLAIMS = "LIMIT l.max_rows FOR UPDATE SKIP LOCKED"
 DUE = " AND run_at <= statement_timestamp()"
 KEYED_CLAIMS = ("claim_keyed.CLAIM_IN_WINDOW", "claim_keyed.CLAIM_HEADS")
@@ -98,7 +98,8 @@ BUGS: Mapping[str, Bug] = {
     "recovery before the lease has ended": without(
         " AND locked_until < statement_timestamp()", "recovery.LOCK_STALE", by=OPERATIONS
     ),
-    "turn without the token": without(TOKEN, TURN, by=OPERATIONS),
+    "turn without the token": without(TOKEN, TURN, by=OPERATIONS, times=3),
+    "complete free without the token": without(TOKEN, "turn.COMPLETE_FREE", by=OPERATIONS, times=3),
     "turn without the status": without(RUNNING, TURN, by=HAND),
     "turn claims what is not pending": without("j.status = 'pending' AND ", TURN, by=OPERATIONS),
     "turn claims jobs with keys": without(" AND j.mutex_keys IS NULL", TURN, by=OPERATIONS),
@@ -106,7 +107,6 @@ BUGS: Mapping[str, Bug] = {
     # Row locks. Without one, an update by place (ctid) waits for the other session and then finds nothing there; the
     # deletion of a job that is kept for 0 s goes by id, and takes what runs under another token by then.
     "complete without the row lock": without(ROW_LOCK, "finish.COMPLETE", by=PERMUTATIONS),
-    "turn completes without the row lock": without(TURN_COMPLETES, TURN, by=PERMUTATIONS, instead="= 'running'"),
     "turn claims without the row lock": without(TURN_CLAIMS, TURN, by=LOCKED_ROWS, instead="LIMIT l.max_rows"),
     "renew without the row lock": without(ROW_LOCK, "finish.RENEW", by=PERMUTATIONS),
     "mark timed out without the row lock": without(ROW_LOCK, "finish.MARK_TIMED_OUT", by=PERMUTATIONS),
@@ -215,7 +215,7 @@ BUGS: Mapping[str, Bug] = {
     "claim waits": waiting("claim.LOCK_DUE"),
     "plain claim waits": waiting("claim.CLAIM_PLAIN"),
     "complete waits": waiting("finish.COMPLETE"),
-    "turn waits to complete": without(TURN_COMPLETES, TURN, by=LOCKED_ROWS, instead="= 'running' FOR UPDATE"),
+    "turn waits to complete": without(FREE, TURN, by=LOCKED_ROWS),
     "turn waits to claim": without(TURN_CLAIMS, TURN, by=LOCKED_ROWS, instead="LIMIT l.max_rows FOR UPDATE"),
     "renewal waits": waiting("finish.RENEW"),
     "mark waits": waiting("finish.MARK_TIMED_OUT"),

@@ -74,6 +74,7 @@ def late_write(lock: Lock, kind: str) -> Operation:
         "mark": op.mark([lock]),
         "complete": op.complete([lock]),
         "complete unlocked": op.complete_unlocked([lock]),
+        "complete free": op.complete_free([lock]),
         "complete keyed": op.complete_keyed([lock]),
         "turn": op.complete_and_claim([lock], [], "late", TICK),
         "retry": op.retry(lock, TICK, None),
@@ -181,6 +182,10 @@ class StoreMachine(Sequence):
     @rule(chosen=indexes)
     def complete_unlocked(self, chosen: list[int]) -> None:
         self.step(op.complete_unlocked(self.picked_without_keys(chosen)))
+
+    @rule(chosen=indexes)
+    def complete_free(self, chosen: list[int]) -> None:
+        self.step(op.complete_free(self.picked_without_keys(chosen)))
 
     @rule(chosen=index, delay=ticks, error=st.sampled_from((None, ERROR)), bare=st.booleans())
     def retry(self, chosen: int, delay: int, error: dict[str, Any] | None, bare: bool) -> None:

@@ -196,6 +196,17 @@ def complete_unlocked(locks: Sequence[Lock]) -> Operation:
     )
 
 
+def complete_free(locks: Sequence[Lock]) -> Operation:
+    """Of jobs without keys, and then of those that it left out: as a worker does it."""
+
+    def run(conn: sa.Connection) -> list[str]:
+        changed = store.complete_free(conn, TABLES, jobs=locks)
+        rest = [lock for lock in locks if lock.id not in changed]
+        return sorted(changed + (store.complete_unlocked(conn, TABLES, jobs=rest) if rest else []))
+
+    return Operation(f"complete free {_names(locks)}", run, lambda model, _: model.complete_unlocked(locks))
+
+
 def complete_keyed(locks: Sequence[Lock]) -> Operation:
     """Of jobs that know their keys."""
     return Operation(

@@ -145,6 +145,7 @@ def writes_without_keys(token: str) -> dict[str, Operation]:
     return {
         f"without keys, {token}: turn": turn([lock], []),
         f"without keys, {token}: complete unlocked": op.complete_unlocked([lock]),
+        f"without keys, {token}: complete free": op.complete_free([lock]),
         f"without keys, {token}: complete": op.complete([lock]),
         f"without keys, {token}: retry": op.retry(lock, 0, {}),
     }

@@ -27,6 +27,7 @@ WRITES: dict[str, Write] = {
     "mark timed out": lambda conn, queue, job: store.mark_timed_out(conn, queue.tables, jobs=[job]),
     "complete": lambda conn, queue, job: store.complete(conn, queue.tables, jobs=[job]),
     "complete unlocked": lambda conn, queue, job: store.complete_unlocked(conn, queue.tables, jobs=[job]),
+    "complete free": lambda conn, queue, job: store.complete_free(conn, queue.tables, jobs=[job]),
     "complete keyed": lambda conn, queue, job: store.complete_keyed(
         conn, queue.tables, jobs=[SimpleNamespace(id=job.id, lock_token=job.lock_token, mutex_keys=list("abkl"))]
     ),

@@ -91,7 +91,7 @@ def test_the_loop_takes_over_what_it_cannot_write(
 ) -> None:
     """An outage, and an error of the rows."""
     failures: list[Exception] = []
-    complete = store.complete_unlocked
+    complete = store.complete_free
 
     def fails(*arguments: Any, **options: Any) -> list[str]:
         if len(options["jobs"]) < 5:
@@ -99,7 +99,7 @@ def test_the_loop_takes_over_what_it_cannot_write(
         failures.append(kind("UPDATE", {}, Exception("no")))
         raise failures[-1]
 
-    monkeypatch.setattr(store, "complete_unlocked", fails)
+    monkeypatch.setattr(store, "complete_free", fails)
 
     @queue.job("plain")
     def plain(payload: int) -> None:
@@ -117,7 +117,7 @@ def test_claims_go_on_while_it_writes(
 ) -> None:
     """Handlers that have room get jobs, and the worker does not fall asleep between: until 2,000 results wait."""
     stands, go_on = threading.Event(), threading.Event()
-    complete, fall_asleep = store.complete_unlocked, store.fall_asleep
+    complete, fall_asleep = store.complete_free, store.fall_asleep
     asleep: list[int] = []
 
     def stand_still(*arguments: Any, **options: Any) -> list[str]:
@@ -129,7 +129,7 @@ def test_claims_go_on_while_it_writes(
         asleep.append(len(done))
         fall_asleep(*arguments, **options)
 
-    monkeypatch.setattr(store, "complete_unlocked", stand_still)
+    monkeypatch.setattr(store, "complete_free", stand_still)
     monkeypatch.setattr(store, "fall_asleep", counted)
     done: list[int] = []
     queue.job("plain")(done.append)
