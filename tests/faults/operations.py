@@ -158,6 +158,18 @@ def turn(conn: sa.Connection, queue: Queue, job: ClaimedJob) -> store.Turn:
     )
 
 
+def turn_again(conn: sa.Connection, queue: Queue, job: ClaimedJob) -> None:
+    """A try that was rolled back leaves its mark on the row, which is passed over then, and goes with a statement that
+    locks."""
+    if turn(conn, queue, job).skipped:
+        store.complete_unlocked(conn, queue.tables, jobs=[job])
+
+
+def complete_free_again(conn: sa.Connection, queue: Queue, job: ClaimedJob) -> None:
+    if not store.complete_free(conn, queue.tables, jobs=[job]):
+        store.complete_unlocked(conn, queue.tables, jobs=[job])
+
+
 def long_turn(conn: sa.Connection, queue: Queue, job: ClaimedJob) -> None:
     """What the loop does with the others in one transaction: write, look and claim."""
     store.complete(conn, queue.tables, jobs=[job])
@@ -188,7 +200,7 @@ WORKER = [
     Operation("release_lingering", running, lambda c, q, job: release(c, q, job, linger=LEASE)),
     Operation("write_apart", running, write_apart),
     Operation("complete_in_handler", running, complete_in_handler, by="handler"),
-    Operation("turn", plain_due_and_running, turn, alone=True),
+    Operation("turn", plain_due_and_running, turn, turn_again, alone=True),
     Operation(
         "complete_unlocked",
         plain_due_and_running,
@@ -199,6 +211,7 @@ WORKER = [
         "complete_free",
         plain_due_and_running,
         lambda c, q, job: store.complete_free(c, q.tables, jobs=[job]),
+        complete_free_again,
         alone=True,
     ),
     Operation("complete_keyed", running, lambda c, q, job: store.complete_keyed(c, q.tables, jobs=[job]), alone=True),
