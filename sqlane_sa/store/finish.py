@@ -53,14 +53,24 @@ RETURNING j.id""",
     {"id": TEXT},
 )
 
+# Shared with the completions of a turn, which lock nothing first.
+END_TIMES = """statement_timestamp() AS finished_at,
+           statement_timestamp() + j.completed_retention_ms * interval '1 millisecond' AS expires_at"""
+EMPTYING = """), completed AS (
+    SELECT id FROM kept UNION ALL SELECT id FROM dropped
+), emptied AS (
+    DELETE FROM {payloads} WHERE id = ANY(ARRAY(SELECT id FROM completed))
+)"""
+
 # A retention of 0 deletes the row at once, and one of NULL keeps it for ever. The rows are locked, so that their
 # places (ctid) stand still; one that somebody has changed since the statement began is at a place where the statement
 # does not see it, and is left out of `completed`.
 COMPLETING = (
     """
 locked AS MATERIALIZED (
-    SELECT j.ctid, j.id, j.completed_retention_ms, statement_timestamp() AS finished_at,
-           statement_timestamp() + j.completed_retention_ms * interval '1 millisecond' AS expires_at
+    SELECT j.ctid, j.id, j.completed_retention_ms, """
+    + END_TIMES
+    + """
     FROM """
     + RUNNING.replace("FOR UPDATE", "FOR UPDATE SKIP LOCKED")
     + """
@@ -74,11 +84,8 @@ locked AS MATERIALIZED (
     RETURNING j.id
 ), dropped AS (
     DELETE FROM {jobs} WHERE id = ANY(ARRAY(SELECT id FROM locked WHERE completed_retention_ms = 0)) RETURNING id
-), completed AS (
-    SELECT id FROM kept UNION ALL SELECT id FROM dropped
-), emptied AS (
-    DELETE FROM {payloads} WHERE id = ANY(ARRAY(SELECT id FROM completed))
-)"""
+"""
+    + EMPTYING
 )
 
 COMPLETE = Statement("WITH" + COMPLETING + "\nSELECT id FROM completed", PAIRS, {"id": TEXT})

@@ -16,7 +16,7 @@ from sqlane_sa.schema import Tables
 from sqlane_sa.statement import TEXT, Statement
 from sqlane_sa.store.claim import STARTING, STARTING_BINDS, starting
 from sqlane_sa.store.claimed import CLAIMED_WITH_PAYLOADS, WITH_PAYLOADS
-from sqlane_sa.store.finish import UNLOCK
+from sqlane_sa.store.finish import EMPTYING, END_TIMES, UNLOCK
 from sqlane_sa.store.locks import PAIRS, RUNNING, Locked, pairs
 from sqlane_sa.values.job import ClaimedJob
 
@@ -39,8 +39,9 @@ _NOTHING = ", ".join(f"NULL AS {name}" for name in list(CLAIMED_WITH_PAYLOADS)[1
 _COMPLETING = (
     """
 input AS MATERIALIZED (
-    SELECT j.ctid, j.lock_token, j.completed_retention_ms, statement_timestamp() AS finished_at,
-           statement_timestamp() + j.completed_retention_ms * interval '1 millisecond' AS expires_at
+    SELECT j.ctid, j.lock_token, j.completed_retention_ms, """
+    + END_TIMES
+    + """
     FROM """
     + RUNNING.replace("FOR UPDATE", "AND j.xmax IN (CAST('0' AS xid), j.xmin) LIMIT 1")
     + f"""
@@ -54,11 +55,8 @@ input AS MATERIALIZED (
     DELETE FROM {{jobs}} AS j USING input AS i
     WHERE j.ctid = i.ctid AND j.lock_token = i.lock_token AND i.completed_retention_ms = 0
     RETURNING j.id
-), completed AS (
-    SELECT id FROM kept UNION ALL SELECT id FROM dropped
-), emptied AS (
-    DELETE FROM {{payloads}} WHERE id = ANY(ARRAY(SELECT id FROM completed))
-)"""
+"""
+    + EMPTYING
 )
 
 COMPLETE_FREE = Statement("WITH" + _COMPLETING + "\nSELECT id FROM completed", PAIRS, {"id": TEXT})
