@@ -3,9 +3,9 @@
 `claim` is the general way: lock the candidates, read which keys are busy, let the caller pick, take the keys, start.
 `claim_plain` is the short way for jobs without keys: one statement that finds, locks, starts and reads the payloads.
 
-Rows are locked with SKIP LOCKED and by a list of ids: `id IN (SELECT ... LIMIT n FOR UPDATE SKIP LOCKED)` runs the
-subquery again for each row under a nested loop and claims them all, and a join with it reads the whole primary key
-under a generic plan. Keys are inserted in ascending order, so that two claims cannot wait for each other in a circle.
+Rows are locked with SKIP LOCKED and by a list of ids: `id IN (SELECT ... LIMIT n ... SKIP LOCKED)` runs the subquery
+again for each row under a nested loop and claims them all, and a join with it reads the whole primary key under a
+generic plan. Keys are inserted in ascending order, so that two claims cannot wait for each other in a circle.
 A transaction that frees keys must therefore not claim keyed jobs as well.
 """
 
@@ -42,7 +42,7 @@ LOCK_DUE = Statement(
     f"""
 SELECT id, job_name, priority, {readable("run_at")} AS run_at, mutex_keys FROM {{jobs}}
 WHERE id = ANY(CAST(:ids AS text[])) AND coalesce(status, '') = 'pending' AND run_at <= statement_timestamp()
-FOR UPDATE SKIP LOCKED""",
+FOR NO KEY UPDATE SKIP LOCKED""",
     {"ids": TEXTS},
     {"id": TEXT, "job_name": TEXT, "priority": SMALL, "run_at": moment(), "mutex_keys": TEXTS},
 )
@@ -108,7 +108,7 @@ picked AS MATERIALIZED (
         SELECT j.ctid FROM {jobs} AS j
         WHERE j.status = 'pending' AND j.mutex_keys IS NULL AND j.job_name = l.job_name AND j.priority = l.priority
           AND j.run_at <= statement_timestamp() AND (j.run_at, j.id) > (l.after_time, l.after_id)
-        ORDER BY j.run_at, j.id LIMIT l.max_rows FOR UPDATE SKIP LOCKED) AS c
+        ORDER BY j.run_at, j.id LIMIT l.max_rows FOR NO KEY UPDATE SKIP LOCKED) AS c
 ), started AS ("""
     + SET_RUNNING.replace("ROWS", "ctid = ANY(ARRAY(SELECT ctid FROM picked))")
     + ")"

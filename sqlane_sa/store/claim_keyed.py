@@ -64,7 +64,7 @@ _TAKEN = (
     SELECT j.place, c.place AS found_at, j.id, j.run_at, j.mutex_keys FROM chosen AS c CROSS JOIN LATERAL (
         SELECT j.ctid AS place, j.id, j.run_at, j.mutex_keys FROM {jobs} AS j
         WHERE j.ctid = c.place AND coalesce(j.status, '') = 'pending' AND j.run_at <= statement_timestamp()
-        FOR UPDATE SKIP LOCKED) AS j
+        FOR NO KEY UPDATE SKIP LOCKED) AS j
 ), wanted AS MATERIALIZED (
     SELECT l.place, l.id, l.run_at, k.mutex_key
     FROM locked AS l LEFT JOIN LATERAL unnest(l.mutex_keys) AS k(mutex_key) ON k.mutex_key IS NOT NULL

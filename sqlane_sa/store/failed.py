@@ -70,7 +70,7 @@ RETRY_FAILED = Statement(
     """
 WITH locked AS MATERIALIZED (
     SELECT id FROM {jobs} WHERE id = ANY(CAST(:ids AS text[])) AND coalesce(status, '') = 'failed'
-    ORDER BY id FOR UPDATE SKIP LOCKED
+    ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 ), moved AS (
     UPDATE {jobs} SET status = 'pending', run_at = date_trunc('milliseconds', statement_timestamp()), attempts = 0,
         stalls = 0, started_at = NULL, finished_at = NULL, expires_at = NULL, updated_at = statement_timestamp()

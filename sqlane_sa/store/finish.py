@@ -26,7 +26,7 @@ RENEW = Statement(
 UPDATE {jobs} AS j
 SET locked_until = statement_timestamp() + CAST(:lease_ms AS bigint) * interval '1 millisecond'
 WHERE j.id = ANY(ARRAY(SELECT j.id FROM """
-    + RUNNING.replace("FOR UPDATE", "FOR UPDATE SKIP LOCKED")
+    + RUNNING.replace("FOR NO KEY UPDATE", "FOR NO KEY UPDATE SKIP LOCKED")
     + """))
 RETURNING j.id""",
     PAIRS | {"lease_ms": BIG},
@@ -46,7 +46,7 @@ MARK_TIMED_OUT = Statement(
     """
 UPDATE {jobs} AS j SET timed_out_at = statement_timestamp(), updated_at = statement_timestamp()
 WHERE j.id = ANY(ARRAY(SELECT j.id FROM """
-    + RUNNING.replace("FOR UPDATE", "FOR UPDATE SKIP LOCKED")
+    + RUNNING.replace("FOR NO KEY UPDATE", "FOR NO KEY UPDATE SKIP LOCKED")
     + """)) AND j.timed_out_at IS NULL
 RETURNING j.id""",
     PAIRS,
@@ -72,7 +72,7 @@ locked AS MATERIALIZED (
     + END_TIMES
     + """
     FROM """
-    + RUNNING.replace("FOR UPDATE", "FOR UPDATE SKIP LOCKED")
+    + RUNNING.replace("FOR NO KEY UPDATE", "FOR NO KEY UPDATE SKIP LOCKED")
     + """
 ), kept AS (
     UPDATE {jobs} AS j SET status = 'completed', attempts = j.attempts + 1, finished_at = l.finished_at,

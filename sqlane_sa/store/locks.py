@@ -26,7 +26,9 @@ class Locked(Protocol):
 
 PAIRS = {"ids": TEXTS, "tokens": TEXTS}
 
-# The lateral with FOR UPDATE cannot be pulled up into a join: one index probe per job, in the order of the ids.
+# The lateral with FOR NO KEY UPDATE cannot be pulled up into a join: one index probe per job, in the order of the ids.
+# Not FOR UPDATE, here and in the claims: a foreign key of the application's to its job locks the row FOR KEY SHARE, in
+# a handler's transaction for as long as that takes, and its lease could not be renewed.
 #
 # coalesce() keeps the planner from the partial index of what runs. Where ANALYZE has found nothing running, that index
 # looks like an empty page, cheaper than the primary key; the plan stays, and each probe reads all of what runs, and of
@@ -37,7 +39,7 @@ CROSS JOIN LATERAL (
     SELECT j.ctid, j.id, j.lock_token, j.job_name, j.attempts, j.max_attempts, j.failure_job, j.mutex_keys,
            j.completed_retention_ms, j.failed_retention_ms
     FROM {jobs} AS j
-    WHERE j.id = i.id AND j.lock_token = i.lock_token AND coalesce(j.status, '') = 'running' FOR UPDATE) AS j"""
+    WHERE j.id = i.id AND j.lock_token = i.lock_token AND coalesce(j.status, '') = 'running' FOR NO KEY UPDATE) AS j"""
 
 LOCK_RUNNING = Statement(
     """
@@ -79,13 +81,13 @@ _HOLDS = """
 # taken for locked, too.
 FIND_LOCKED = Statement(
     "WITH free_jobs AS MATERIALIZED (SELECT j.id, j.lock_token FROM "
-    + RUNNING.replace("FOR UPDATE", "FOR UPDATE SKIP LOCKED")
+    + RUNNING.replace("FOR NO KEY UPDATE", "FOR NO KEY UPDATE SKIP LOCKED")
     + "), free_keys AS MATERIALIZED ("
     + _HOLDS.replace("LOCK)", "FOR UPDATE SKIP LOCKED)")
     + """
 )
 (SELECT j.id, j.lock_token FROM """
-    + RUNNING.replace("FOR UPDATE", "LIMIT 1")
+    + RUNNING.replace("FOR NO KEY UPDATE", "LIMIT 1")
     + " EXCEPT SELECT id, lock_token FROM free_jobs) UNION (SELECT k.job_id, k.lock_token FROM ("
     + _HOLDS.replace("LOCK)", "LIMIT ALL)")
     + " EXCEPT SELECT mutex_key, job_id, lock_token FROM free_keys) AS k)",

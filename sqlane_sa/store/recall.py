@@ -19,7 +19,7 @@ RECALL = Statement(
     f"""
 WITH found AS MATERIALIZED (
     SELECT id FROM {{jobs}} WHERE status = 'running' AND lock_token = ANY(CAST(:lock_tokens AS text[]))
-    ORDER BY id FOR UPDATE
+    ORDER BY id FOR NO KEY UPDATE
 ), started AS (
     UPDATE {{jobs}} SET locked_until = statement_timestamp() + CAST(:lease_ms AS bigint) * interval '1 millisecond',
         updated_at = statement_timestamp()

@@ -37,7 +37,7 @@ SELECT id, job_name, lock_token, locked_by, attempts, max_attempts, stalls, max_
        failed_retention_ms
 FROM {jobs}
 WHERE id = ANY(CAST(:ids AS text[])) AND coalesce(status, '') = 'running' AND locked_until < statement_timestamp()
-FOR UPDATE SKIP LOCKED""",
+FOR NO KEY UPDATE SKIP LOCKED""",
     {"ids": TEXTS},
     {
         "id": TEXT,

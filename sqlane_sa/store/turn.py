@@ -43,7 +43,7 @@ input AS MATERIALIZED (
     + END_TIMES
     + """
     FROM """
-    + RUNNING.replace("FOR UPDATE", "AND j.xmax IN (CAST('0' AS xid), j.xmin) LIMIT 1")
+    + RUNNING.replace("FOR NO KEY UPDATE", "AND j.xmax IN (CAST('0' AS xid), j.xmin) LIMIT 1")
     + f"""
 ), kept AS (
     UPDATE {{jobs}} AS j SET status = 'completed', attempts = j.attempts + 1, finished_at = i.finished_at,

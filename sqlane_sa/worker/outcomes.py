@@ -22,9 +22,12 @@ log = logging.getLogger("sqlane_sa.worker")
 
 Result = tuple[RunningJob, Outcome]
 
-# Classes of SQLSTATE that say that this statement can never succeed, however often it is tried: cardinality, data
-# exception, integrity constraint, program limit, raised by a trigger. Everything else is an outage: wait for its end.
-_HOPELESS = ("21", "22", "23", "54", "P0")
+# Classes of SQLSTATE that speak of the database's state, or of ours: no connection, rights, read-only, rolled back for
+# another session, no such table, no resources, an operator, the system, the server itself. Wait for the end of it. All
+# others say that this statement can never succeed with these rows, however often it is tried: bad data, a constraint,
+# a limit, and what a trigger raises, which may have any code that its author chose.
+_OUTAGES = ("00", "03", "08", "0A", "0L", "0P", "25", "26", "28", "2D", "34", "3B", "3D", "3F", "40", "42", "53", "55")
+_OUTAGES += ("57", "58", "72", "F0", "HV", "XX")
 
 # What a statement fails with for the sake of another session: serialization failure, deadlock, lock not available,
 # cancelled (by a time limit, or by hand).
@@ -114,8 +117,9 @@ def is_hopeless(error: BaseException) -> bool:
         return isinstance(error, Exception) and not isinstance(error, OSError | MemoryError)
     if error.connection_invalidated:
         return False
-    # Without a code: the driver could not read what came back.
-    return sqlstate(error).startswith(_HOPELESS) or (isinstance(error, DataError) and not sqlstate(error))
+    code = sqlstate(error)
+    # Without a code, a DataError says that the driver could not read what came back.
+    return not code.startswith(_OUTAGES) if code else isinstance(error, DataError)
 
 
 def is_locked(error: BaseException) -> bool:

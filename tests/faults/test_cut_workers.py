@@ -25,7 +25,7 @@ SHORT = {"lease": 1.0, "sweep_interval": 0.2, "stall_delay": 0.1, "poll_interval
 # By what only this connection of the worker sends.
 CONNECTIONS = {
     "loop": "picked AS MATERIALIZED",
-    "heartbeat": "FOR UPDATE SKIP LOCKED) AS j))\nRETURNING j.id",
+    "heartbeat": "FOR NO KEY UPDATE SKIP LOCKED) AS j))\nRETURNING j.id",
     "listener": "LISTEN",
     "sweeper": "locked_until < statement_timestamp()\nORDER BY locked_until",
     "handlers": "INSERT INTO effects",

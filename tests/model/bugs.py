@@ -50,10 +50,10 @@ class Bug:
 
 TOKEN = " AND j.lock_token = i.lock_token"
 RUNNING = " AND coalesce(j.status, '') = 'running'"
-ROW_LOCK = "FOR UPDATE SKIP LOCKED"
+ROW_LOCK = "FOR NO KEY UPDATE SKIP LOCKED"
 TURN = "turn.COMPLETE_AND_CLAIM"
 FREE = " AND j.xmax IN (CAST('0' AS xid), j.xmin)"
-TURN_CLAIMS = "LIMIT l.max_rows FOR UPDATE SKIP LOCKED"
+TURN_CLAIMS = "LIMIT l.max_rows FOR NO KEY UPDATE SKIP LOCKED"
 DUE = " AND run_at <= statement_timestamp()"
 KEYED_CLAIMS = ("claim_keyed.CLAIM_IN_WINDOW", "claim_keyed.CLAIM_HEADS")
 KEYED_COMPLETION = "complete_keyed.COMPLETE_KEYED"
@@ -110,10 +110,10 @@ BUGS: Mapping[str, Bug] = {
     "turn claims without the row lock": without(TURN_CLAIMS, TURN, by=LOCKED_ROWS, instead="LIMIT l.max_rows"),
     "renew without the row lock": without(ROW_LOCK, "finish.RENEW", by=PERMUTATIONS),
     "mark timed out without the row lock": without(ROW_LOCK, "finish.MARK_TIMED_OUT", by=PERMUTATIONS),
-    "retry, release and fail without the row lock": without("FOR UPDATE", "locks.LOCK_RUNNING", by=PERMUTATIONS),
+    "retry, release and fail without the row lock": without("FOR NO KEY UPDATE", "locks.LOCK_RUNNING", by=PERMUTATIONS),
     "claim without the row lock": without(ROW_LOCK, "claim.LOCK_DUE", by=PERMUTATIONS),
     "recovery without the row lock": without(ROW_LOCK, "recovery.LOCK_STALE", by=PERMUTATIONS),
-    "sweep without the row lock": without(ROW_LOCK, "sweep.SWEEP_LINGERS", by=PERMUTATIONS),
+    "sweep without the row lock": without("FOR UPDATE SKIP LOCKED", "sweep.SWEEP_LINGERS", by=PERMUTATIONS),
     # Keys
     "key index not unique": Bug(
         PERMUTATIONS,
@@ -216,7 +216,7 @@ BUGS: Mapping[str, Bug] = {
     "plain claim waits": waiting("claim.CLAIM_PLAIN"),
     "complete waits": waiting("finish.COMPLETE"),
     "turn waits to complete": without(FREE, TURN, by=LOCKED_ROWS),
-    "turn waits to claim": without(TURN_CLAIMS, TURN, by=LOCKED_ROWS, instead="LIMIT l.max_rows FOR UPDATE"),
+    "turn waits to claim": without(TURN_CLAIMS, TURN, by=LOCKED_ROWS, instead="LIMIT l.max_rows FOR NO KEY UPDATE"),
     "renewal waits": waiting("finish.RENEW"),
     "mark waits": waiting("finish.MARK_TIMED_OUT"),
     "recovery waits": waiting("recovery.LOCK_STALE"),

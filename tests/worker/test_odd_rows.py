@@ -31,10 +31,11 @@ def names(queue: Queue) -> list[str]:
     "fault",
     [
         "RAISE EXCEPTION 'not this one'",
+        "RAISE EXCEPTION 'not this one' USING ERRCODE = 'MY001'",
         "RAISE cardinality_violation",
         "NEW.locked_by := repeat('x', 1 / (length(NEW.id) - length(NEW.id)))",
     ],
-    ids=["raised", "cardinality", "data"],
+    ids=["raised", "raised with a code of its own", "cardinality", "data"],
 )
 @KEYS
 def test_a_row_that_cannot_be_claimed_is_left_alone(

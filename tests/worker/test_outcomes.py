@@ -243,12 +243,12 @@ def test_errors_that_are_hard_to_store(
 
 
 @pytest.mark.parametrize(
-    ("condition", "status", "attempts"),
+    ("condition", "code", "status", "attempts"),
     [
-        ("NEW.last_error IS NOT NULL", "failed", 1),
-        ("NEW.last_error ->> 'message' LIKE '%poison%'", "failed", 1),
-        ("NEW.status = 'failed'", "running", 0),
-        ("NEW.last_error IS NOT NULL AND nextval('tries') = 1", "failed", 1),
+        ("NEW.last_error IS NOT NULL", "P0001", "failed", 1),
+        ("NEW.last_error ->> 'message' LIKE '%poison%'", "45000", "failed", 1),
+        ("NEW.status = 'failed'", "P0001", "running", 0),
+        ("NEW.last_error IS NOT NULL AND nextval('tries') = 1", "MY001", "failed", 1),
     ],
     ids=["any error text", "this error text", "any failure", "error text once"],
 )
@@ -259,6 +259,7 @@ def test_a_result_that_cannot_be_stored(
     job: Read,
     sql: Sql,
     condition: str,
+    code: str,
     status: str,
     attempts: int,
 ) -> None:
@@ -266,7 +267,8 @@ def test_a_result_that_cannot_be_stored(
     sql("CREATE SEQUENCE tries")
     sql(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-        f" IF {condition} THEN RAISE EXCEPTION 'refused by the trigger'; END IF; RETURN NEW; END $$"
+        f" IF {condition} THEN RAISE EXCEPTION 'refused by the trigger' USING ERRCODE = '{code}'; END IF;"
+        " RETURN NEW; END $$"
     )
     sql("CREATE TRIGGER refuse BEFORE UPDATE ON sqlane_jobs FOR EACH ROW EXECUTE FUNCTION refuse()")
 
