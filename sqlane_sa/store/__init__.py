@@ -39,7 +39,16 @@ from sqlane_sa.store.recovery import Recovery, find_stale, recover_stale, recove
 from sqlane_sa.store.revision import read_revision
 from sqlane_sa.store.rights import missing_rights
 from sqlane_sa.store.sleepers import awake, fall_asleep, sweep_sleepers, wake
-from sqlane_sa.store.sweep import MutexSweep, WaitsSweep, delete_expired, make_due, sweep_mutexes, sweep_waits
+from sqlane_sa.store.sweep import (
+    Expired,
+    MutexSweep,
+    WaitsSweep,
+    delete_expired,
+    first_expired,
+    make_due,
+    sweep_mutexes,
+    sweep_waits,
+)
 from sqlane_sa.store.tuning import end_session, pin_plans, pin_session, wait_briefly
 from sqlane_sa.store.turn import Turn, complete_and_claim, complete_free
 from sqlane_sa.values.job import ClaimedJob, FailedEntry, JobLock
@@ -48,6 +57,7 @@ __all__ = [
     "INLINE_BYTES",
     "ClaimedJob",
     "DueJob",
+    "Expired",
     "FailResult",
     "FailedCount",
     "FailedEntry",
@@ -89,6 +99,7 @@ __all__ = [
     "find_locked",
     "find_overdue",
     "find_stale",
+    "first_expired",
     "get",
     "health",
     "insert_jobs",

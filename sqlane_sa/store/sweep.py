@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple
+from datetime import datetime
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
-from sqlane_sa.schema import Tables
-from sqlane_sa.statement import BIG, BOOL, INT, TEXT, TEXTS, Statement
+from sqlane_sa.schema import Tables, moment
+from sqlane_sa.statement import BIG, BOOL, INT, TEXT, TEXTS, Statement, Types
+from sqlane_sa.store.reading import readable
 
 SWEEP_LINGERS = Statement(
     """
@@ -50,15 +52,25 @@ SELECT (SELECT count(*) FROM gone) AS deleted, max(mutex_key) AS last_key, count
     {"deleted": BIG, "last_key": TEXT, "more": BOOL},
 )
 
+_EXPIRED = """FROM {jobs} WHERE expires_at <= statement_timestamp() AND status IN ('completed', 'failed')
+    AND (expires_at, id) > (CAST(:after_time AS timestamptz), :after_id)
+    ORDER BY expires_at, id LIMIT :max_rows FOR UPDATE SKIP LOCKED"""
+_EXPIRED_BINDS: Types = {"after_time": TEXT, "after_id": TEXT, "max_rows": INT}
+
 DELETE_EXPIRED = Statement(
-    """
-WITH dropped AS (DELETE FROM {jobs} WHERE id = ANY(ARRAY(
-    SELECT id FROM {jobs} WHERE expires_at <= statement_timestamp() AND status IN ('completed', 'failed')
-    ORDER BY expires_at LIMIT :max_rows FOR UPDATE SKIP LOCKED)) RETURNING id),
-emptied AS (DELETE FROM {payloads} WHERE id = ANY(ARRAY(SELECT id FROM dropped)))
+    f"""
+WITH dropped AS (DELETE FROM {{jobs}} WHERE id = ANY(ARRAY(
+    SELECT id {_EXPIRED})) RETURNING id),
+emptied AS (DELETE FROM {{payloads}} WHERE id = ANY(ARRAY(SELECT id FROM dropped)))
 SELECT count(*) AS deleted FROM dropped""",
-    {"max_rows": INT},
+    _EXPIRED_BINDS,
     {"deleted": BIG},
+)
+
+FIRST_EXPIRED = Statement(
+    f"SELECT {readable('expires_at')} AS expires_at, id {_EXPIRED}",
+    _EXPIRED_BINDS,
+    {"expires_at": moment(), "id": TEXT},
 )
 
 MAKE_DUE = Statement(
@@ -100,6 +112,13 @@ class WaitsSweep(NamedTuple):
     after_key: str
 
 
+class Expired(NamedTuple):
+    """Where a finished job stands in the order of expiry."""
+
+    expires_at: datetime
+    id: str
+
+
 def sweep_mutexes(conn: Connection, /, tables: Tables, *, limit: int) -> MutexSweep:
     """Delete ended lingers and holds without their running job, at most `limit` rows of each; the counts of both."""
     parameters = {"max_rows": limit}
@@ -114,9 +133,21 @@ def sweep_waits(conn: Connection, /, tables: Tables, *, limit: int, after_key: s
     return WaitsSweep(row.deleted, row.last_key if row.more else "")
 
 
-def delete_expired(conn: Connection, /, tables: Tables, *, limit: int) -> int:
-    """Delete at most `limit` finished jobs past their `expires_at`, with their payloads; how many."""
-    return int(conn.execute(DELETE_EXPIRED.on(tables), {"max_rows": limit}).scalar_one())
+def delete_expired(conn: Connection, /, tables: Tables, *, limit: int, after: Expired | None = None) -> int:
+    """Delete at most `limit` finished jobs past their `expires_at`, with their payloads, the oldest first, or the first
+    ones after a place; how many."""
+    return int(conn.execute(DELETE_EXPIRED.on(tables), _expired(limit, after)).scalar_one())
+
+
+def first_expired(conn: Connection, /, tables: Tables, *, after: Expired | None = None) -> Expired | None:
+    """The place of the job that `delete_expired` with a limit of 1 would delete."""
+    row = conn.execute(FIRST_EXPIRED.on(tables), _expired(1, after)).first()
+    return None if row is None else Expired(*row)
+
+
+def _expired(limit: int, after: Expired | None) -> dict[str, Any]:
+    place = ("-infinity", "") if after is None else (after.expires_at.isoformat(), after.id)
+    return {"after_time": place[0], "after_id": place[1], "max_rows": limit}
 
 
 def make_due(conn: Connection, /, tables: Tables, *, names: Collection[str]) -> int:

@@ -26,8 +26,10 @@ Result = tuple[RunningJob, Outcome]
 # another session, no such table, no resources, an operator, the system, the server itself. Wait for the end of it. All
 # others say that this statement can never succeed with these rows, however often it is tried: bad data, a constraint,
 # a limit, and what a trigger raises, which may have any code that its author chose.
-_OUTAGES = ("00", "03", "08", "0A", "0L", "0P", "25", "26", "28", "2D", "34", "3B", "3D", "3F", "40", "42", "53", "55")
-_OUTAGES += ("57", "58", "72", "F0", "HV", "XX")
+_OUTAGES = (
+    *("00", "03", "08", "0A", "0L", "0P", "25", "26", "28", "2D", "34", "3B", "3D", "3F"),
+    *("40", "42", "53", "55", "57", "58", "72", "F0", "HV", "XX"),
+)
 
 # What a statement fails with for the sake of another session: serialization failure, deadlock, lock not available,
 # cancelled (by a time limit, or by hand).

@@ -13,6 +13,7 @@ from sqlane_sa import store
 from sqlane_sa.queue import Queue
 from sqlane_sa.sqlstate import sqlstate
 from sqlane_sa.worker.database import Database
+from sqlane_sa.worker.kept import KeptJobs
 from sqlane_sa.worker.outcomes import is_hopeless, is_locked, report_failure_job
 from sqlane_sa.worker.service import first_line
 
@@ -38,6 +39,7 @@ class Sweeper:
         self._after_key = ""
         self._interrupted_at: str | None = None
         self._apart = False
+        self._kept = KeptJobs()
 
     def run_once(self) -> float:
         """One round of everything; seconds until the next, with jitter, so that workers do not sweep in step."""
@@ -55,6 +57,7 @@ class Sweeper:
                 if not is_locked(error):
                     raise
                 locked = error  # what one part waits for does not hold up the others
+        self._kept.report()
         if locked is not None:
             raise locked
         return self._interval * random.uniform(0.9, 1.1)
@@ -114,14 +117,15 @@ class Sweeper:
             _report(recovery)
 
     def _repeat(self, batch: Callable[[int], int]) -> None:
-        """Batch after batch; smaller ones where the database's statement timeout is too short for these."""
+        """Batch after batch; smaller ones where the database's statement timeout is too short for these, or one of the
+        rows cannot be written."""
         for _ in range(MAX_BATCHES):
             limit = self._limit
             try:
                 if batch(limit) < limit:
                     return
             except DBAPIError as error:
-                if sqlstate(error) != QUERY_CANCELED or limit == 1:
+                if limit == 1 or not (sqlstate(error) == QUERY_CANCELED or is_hopeless(error)):
                     raise
                 self._limit = limit // 2
 
@@ -136,8 +140,38 @@ class Sweeper:
         self._after_key = swept.after_key
 
     def _delete_expired(self, limit: int) -> int:
+        if limit == 1:
+            return self._delete_one_expired()
+        deleted = self._delete(limit)
+        self._limit = min(2 * limit, BATCH)
+        return deleted
+
+    def _delete_one_expired(self) -> int:
+        """Past those that cannot be deleted; each is a transaction, so that a round takes a bounded number of them."""
+        for _ in range(BATCH):
+            try:
+                deleted = self._delete(1)
+            except DBAPIError as error:
+                if not is_hopeless(error):
+                    raise
+                self._pass_over(error)
+            else:
+                self._limit = 2
+                return deleted
+        return 0
+
+    def _delete(self, limit: int) -> int:
         with self._database.transaction() as conn:
-            return store.delete_expired(conn, self._queue.tables, limit=limit)
+            deleted = store.delete_expired(conn, self._queue.tables, limit=limit, after=self._kept.place)
+        if deleted < limit:
+            self._kept.came_to_the_end()
+        return deleted
+
+    def _pass_over(self, error: DBAPIError) -> None:
+        with self._database.transaction() as conn:
+            first = store.first_expired(conn, self._queue.tables, after=self._kept.place)
+        if first is not None:  # else somebody else has deleted it
+            self._kept.pass_over(first, error)
 
 
 def _report(recovery: store.Recovery) -> None:

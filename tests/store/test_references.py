@@ -1,4 +1,4 @@
-"""Foreign keys of an application's tables to its jobs: they lock the job's row FOR KEY SHARE, which holds up nothing."""
+"""Foreign keys of an application's tables to jobs: they lock the job's row FOR KEY SHARE, which holds up nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ OPERATIONS: dict[str, Operation] = {
     "complete_unlocked": lambda conn, queue, job: store.complete_unlocked(conn, queue.tables, jobs=[job]),
     "retry": lambda conn, queue, job: store.retry(conn, queue.tables, job=job),
     "release": lambda conn, queue, job: store.release(conn, queue.tables, job=job),
-    "fail": lambda conn, queue, job: store.fail(conn, queue.tables, job=job, error=None, build_failure_job=None).changed,
+    "fail": lambda conn, queue, job: (
+        store.fail(conn, queue.tables, job=job, error=None, build_failure_job=None).changed
+    ),
     "recall": lambda conn, queue, job: store.recall(conn, queue.tables, lock_tokens=[job.lock_token], lease=60),
 }
 BEFORE_IT_STARTS: dict[str, Operation] = {
@@ -81,9 +83,7 @@ def test_a_job_with_keys_that_somebody_refers_to(
         assert [job.id for job in claimed] == [id_]
 
 
-def test_a_stale_job_that_somebody_refers_to(
-    engine: sa.Engine, queue: Queue, reference: Callable[[str], None]
-) -> None:
+def test_a_stale_job_that_somebody_refers_to(engine: sa.Engine, queue: Queue, reference: Callable[[str], None]) -> None:
     job = committed(engine, lambda conn: running(conn, queue))
     committed(engine, lambda conn: end_lease(conn, job.id))
     reference(job.id)

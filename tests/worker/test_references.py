@@ -33,9 +33,10 @@ def test_a_reference_in_an_open_transaction(
     @queue.job("note", transactional=transactional)
     def note(payload: Any, ctx: JobContext) -> None:
         if transactional:
-            return refer(ctx.connection, ctx.id)
-        with engine.begin() as conn:
-            refer(conn, ctx.id)
+            refer(ctx.connection, ctx.id)
+        else:
+            with engine.begin() as conn:
+                refer(conn, ctx.id)
 
     id_ = enqueue("note")
     work(lease=1.0)
@@ -52,3 +53,31 @@ def test_a_reference_in_an_open_transaction(
 def lease_end(sql: Any) -> Any:
     [row] = sql("SELECT locked_until FROM sqlane_jobs")
     return row.locked_until
+
+
+def test_jobs_that_are_referred_to_outlive_their_retention(
+    queue: Queue, work: Any, enqueue: Any, engine: sa.Engine, sql: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their neighbours go, and what expires later; once they are referred to no more and it is time, they go too."""
+    sql("CREATE TABLE notes (job_id text REFERENCES sqlane_jobs (id))")
+    queue.job("n")(lambda payload: None)
+    ids = [enqueue("n") for _ in range(40)]
+    kept = {ids[0], *ids[7:10], ids[-1]}
+    worker = work(sweep_interval=0.1)
+    wait_until(lambda: sql("SELECT FROM sqlane_jobs WHERE status = 'completed' HAVING count(*) = 40"))
+    with engine.begin() as conn:
+        for id_ in kept:
+            conn.execute(REFER, {"id": id_})
+        conn.exec_driver_sql("UPDATE sqlane_jobs SET expires_at = now() - interval '1 hour'")
+    wait_until(lambda: {row.id for row in sql("SELECT id FROM sqlane_jobs")} == kept)
+    wait_until(lambda: f"5 expired jobs cannot be deleted and stay for now, the first is job {ids[0]}" in caplog.text)
+    assert "violates foreign key constraint" in caplog.text
+    later = enqueue("n")
+    wait_until(lambda: sql("SELECT FROM sqlane_jobs WHERE id = :id AND status = 'completed'", id=later))
+    sql("UPDATE sqlane_jobs SET expires_at = now() WHERE id = :id", id=later)
+    wait_until(lambda: {row.id for row in sql("SELECT id FROM sqlane_jobs")} == kept)
+    assert caplog.text.count("cannot be deleted") == 1
+    assert worker.failure is None
+    sql("DELETE FROM notes")
+    monkeypatch.setattr("sqlane_sa.worker.kept.KEPT_FOR", 0.0)
+    wait_until(lambda: not sql("SELECT id FROM sqlane_jobs"))

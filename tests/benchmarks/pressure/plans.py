@@ -8,19 +8,11 @@ import sqlalchemy as sa
 
 from sqlane_sa import store
 from sqlane_sa.statement import Statement
-from sqlane_sa.store.claim import CLAIM_PLAIN
+from sqlane_sa.store.claim import CLAIM_PLAIN, starting
 from sqlane_sa.store.probe import PROBE
 from tests.benchmarks.pressure.load import definitions
 
-CLAIM: dict[str, Any] = {
-    "names": ["plain"],
-    "priorities": [0],
-    "limits": [20],
-    "lock_token": "t",
-    "locked_by": "w",
-    "lease_ms": 60_000,
-    "inline_bytes": 65_536,
-}
+CLAIM = starting([("plain", 0, 20)], {}, lock_token="t", locked_by="w", lease=60.0)
 
 
 def probe(engine: sa.Engine) -> int:
