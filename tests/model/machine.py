@@ -58,6 +58,7 @@ LATE = (
     "renew",
     "mark",
     "complete",
+    "complete free",
     "complete unlocked",
     "complete keyed",
     "turn",

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from click.testing import CliRunner
 
 from sqlane_sa import Discard, JobContext, Queue, Worker, migrations, store
+from sqlane_sa.cli.group import main as sqlane
 from tests.enqueue.doors import ASYNC, SYNC, opened
 from tests.followed import Followed
 from tests.support import wait_until
@@ -122,6 +124,19 @@ def make_due(scene: Scene) -> None:
         store.make_due(conn, scene.queue.tables, names=["n"])
 
 
+def retry_failed(scene: Scene) -> None:
+    """Of a job that failed while these workers did not know its name."""
+    with scene.engine.begin() as conn:
+        ids = store.failed_ids(conn, scene.queue.tables, name="n", limit=1)
+        assert store.retry_failed(conn, scene.queue.tables, ids=ids) == ids
+
+
+def retry_by_command(scene: Scene) -> None:
+    url = scene.engine.url.render_as_string(hide_password=False)
+    command = ["retry", "--names", "n", "--prefix", PREFIX, "--schema", SCHEMA, "--url", url]
+    assert CliRunner().invoke(sqlane, command).exit_code == 0
+
+
 def delayed(scene: Scene) -> None:
     """The worker that is told of it knows when to look again."""
     scene.enqueue("n", delay=0.2)
@@ -135,3 +150,20 @@ def test_when_a_job_becomes_due(scene: Scene, act: Callable[[Scene], None]) -> N
         assert scene.ran == []
     act(scene)
     wait_until(lambda: len(scene.ran) == 1)
+
+
+@pytest.mark.parametrize("act", [retry_failed, retry_by_command])
+def test_when_a_failed_job_is_set_back(scene: Scene, act: Callable[[Scene], None]) -> None:
+    with scene.engine.begin() as conn:
+        failed = scene.queue.enqueue(conn, "n", delay=3600)
+        tables = scene.queue.tables
+        conn.execute(
+            sa.update(tables.jobs)
+            .where(tables.jobs.c.id == failed.id)
+            .values(status="failed", finished_at=sa.func.now())
+        )
+    scene.wait_for_sleep()
+    followed = Followed(scene.here)
+    act(scene)
+    wait_until(lambda: len(scene.ran) == 1)
+    followed.check()

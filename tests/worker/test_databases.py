@@ -59,6 +59,40 @@ def test_each_job_runs_once_at_any_isolation_level(
     assert sql("SELECT DISTINCT status, attempts, stalls FROM sqlane_jobs") == [("completed", 1, 0)]
 
 
+def test_a_transaction_on_an_autocommit_engine(database_url: str, queue: Queue, sql: Sql) -> None:
+    """G80: after a statement in autocommit, too, all of a transaction is written or nothing."""
+    queue.define("n")
+    on = sa.create_engine(database_url, isolation_level="AUTOCOMMIT")
+    connector = Connector(on, UNLIMITED)
+    database = connector.database()
+    with database.statement() as conn:
+        conn.exec_driver_sql("SELECT 1")
+    with pytest.raises(RuntimeError), database.transaction() as conn:
+        queue.enqueue(conn, "n")
+        raise RuntimeError
+    database.close()
+    connector.close()
+    on.dispose()
+    assert sql("SELECT id FROM sqlane_jobs") == []
+
+
+def test_a_transactional_handler_on_an_autocommit_engine(
+    database_url: str, queue: Queue, enqueue: Any, sql: Sql
+) -> None:
+    """G80: what it wrote goes with its failure."""
+
+    @queue.job("fails", transactional=True, max_attempts=1)
+    def fails(payload: Any, ctx: JobContext) -> None:
+        ctx.enqueue("fails", delay=3600)
+        raise RuntimeError("late")
+
+    id_ = enqueue("fails")
+    on = sa.create_engine(database_url, isolation_level="AUTOCOMMIT")
+    Worker(on, queue, **SHORT).run_until_idle()
+    on.dispose()
+    assert sql("SELECT id, status FROM sqlane_jobs") == [(id_, "failed")]
+
+
 def worker_pids(sql: Sql) -> list[int]:
     rows = sql(
         "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
