@@ -75,14 +75,15 @@ class UnknownNameError(SqlaneError, LookupError):
 def _suggestion(name: object, known: Collection[str]) -> str:
     import difflib  # for this message alone
 
+    hint = "" if isinstance(name, str) else "a name is a string (what queue.job returns has an enqueue of its own); "
     close = difflib.get_close_matches(name[:255], known, n=3) if isinstance(name, str) else []
     if close:
         return f"did you mean {' or '.join(map(shown, close))}? Otherwise "
     if known:
         some = sorted(known)[:5]
         more = f" and {len(known) - len(some)} more" if len(known) > len(some) else ""
-        return f"it knows {', '.join(map(shown, some))}{more}; "
-    return "it knows no names yet; "
+        return f"{hint}it knows {', '.join(map(shown, some))}{more}; "
+    return f"{hint}it knows no names yet; "
 
 
 class InvalidJobError(SqlaneError, ValueError):

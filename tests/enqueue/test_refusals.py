@@ -161,6 +161,7 @@ def test_unknown_names(engine: sa.Engine, queue: Queue, usable: Callable[[], Ses
     error = refusal(engine, UnknownNameError, lambda: queue.enqueue(usable(), name))
     assert (error.name, error.known) == (name, ("mail.welcome",))
     assert "mail.welcome" in str(error)
+    assert ("a name is a string" in str(error)) == (not isinstance(name, str))
 
 
 def test_options_that_do_not_exist(engine: sa.Engine, queue: Queue, usable: Callable[[], Session]) -> None:
