@@ -221,6 +221,7 @@ WORKER = [
     Operation("recover_for_good", stale_for_good, recover),
     Operation("sweep_mutexes", swept, lambda c, q, _: store.sweep_mutexes(c, q.tables, limit=10)),
     Operation("sweep_waits", swept, sweep_lines),
+    Operation("first_expired", expired, lambda c, q, _: store.first_expired(c, q.tables), reads=True),
     Operation("delete_expired", expired, lambda c, q, _: store.delete_expired(c, q.tables, limit=10)),
     Operation("fall_asleep", nothing, lambda c, q, _: asleep(c, q, LEASE)),
     Operation("awake", asleep, lambda c, q, _: store.awake(c, q.tables, worker_id="worker")),

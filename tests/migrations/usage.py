@@ -158,6 +158,7 @@ def _sweep(conn: sa.Connection, queue: Queue) -> None:
     store.sweep_mutexes(conn, tables, limit=9)
     store.sweep_waits(conn, tables, limit=9)
     store.sweep_sleepers(conn, tables)
+    store.first_expired(conn, tables)
     store.delete_expired(conn, tables, limit=9)
     failed = store.failed_ids(conn, tables, name="kept", limit=9)
     assert store.retry_failed(conn, tables, ids=failed) == failed != []
