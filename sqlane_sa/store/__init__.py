@@ -40,7 +40,7 @@ from sqlane_sa.store.revision import read_revision
 from sqlane_sa.store.rights import missing_rights
 from sqlane_sa.store.sleepers import awake, fall_asleep, sweep_sleepers, wake
 from sqlane_sa.store.sweep import (
-    Expired,
+    ExpiredJob,
     MutexSweep,
     WaitsSweep,
     delete_expired,
@@ -57,7 +57,7 @@ __all__ = [
     "INLINE_BYTES",
     "ClaimedJob",
     "DueJob",
-    "Expired",
+    "ExpiredJob",
     "FailResult",
     "FailedCount",
     "FailedEntry",

@@ -112,7 +112,7 @@ class WaitsSweep(NamedTuple):
     after_key: str
 
 
-class Expired(NamedTuple):
+class ExpiredJob(NamedTuple):
     """Where a finished job stands in the order of expiry."""
 
     expires_at: datetime
@@ -133,19 +133,19 @@ def sweep_waits(conn: Connection, /, tables: Tables, *, limit: int, after_key: s
     return WaitsSweep(row.deleted, row.last_key if row.more else "")
 
 
-def delete_expired(conn: Connection, /, tables: Tables, *, limit: int, after: Expired | None = None) -> int:
+def delete_expired(conn: Connection, /, tables: Tables, *, limit: int, after: ExpiredJob | None = None) -> int:
     """Delete at most `limit` finished jobs past their `expires_at`, with their payloads, the oldest first, or the first
     ones after a place; how many."""
     return int(conn.execute(DELETE_EXPIRED.on(tables), _expired(limit, after)).scalar_one())
 
 
-def first_expired(conn: Connection, /, tables: Tables, *, after: Expired | None = None) -> Expired | None:
+def first_expired(conn: Connection, /, tables: Tables, *, after: ExpiredJob | None = None) -> ExpiredJob | None:
     """The place of the job that `delete_expired` with a limit of 1 would delete."""
     row = conn.execute(FIRST_EXPIRED.on(tables), _expired(1, after)).first()
-    return None if row is None else Expired(*row)
+    return None if row is None else ExpiredJob(*row)
 
 
-def _expired(limit: int, after: Expired | None) -> dict[str, Any]:
+def _expired(limit: int, after: ExpiredJob | None) -> dict[str, Any]:
     place = ("-infinity", "") if after is None else (after.expires_at.isoformat(), after.id)
     return {"after_time": place[0], "after_id": place[1], "max_rows": limit}
 

@@ -13,9 +13,9 @@ from sqlane_sa import store
 from sqlane_sa.queue import Queue
 from sqlane_sa.sqlstate import sqlstate
 from sqlane_sa.worker.database import Database
-from sqlane_sa.worker.kept import KeptJobs
 from sqlane_sa.worker.outcomes import is_hopeless, is_locked, report_failure_job
 from sqlane_sa.worker.service import first_line
+from sqlane_sa.worker.undeletable import UndeletableJobs
 
 log = logging.getLogger("sqlane_sa.worker")
 
@@ -39,7 +39,7 @@ class Sweeper:
         self._after_key = ""
         self._interrupted_at: str | None = None
         self._apart = False
-        self._kept = KeptJobs()
+        self._undeletable = UndeletableJobs()
 
     def run_once(self) -> float:
         """One round of everything; seconds until the next, with jitter, so that workers do not sweep in step."""
@@ -57,7 +57,7 @@ class Sweeper:
                 if not is_locked(error):
                     raise
                 locked = error  # what one part waits for does not hold up the others
-        self._kept.report()
+        self._undeletable.report()
         if locked is not None:
             raise locked
         return self._interval * random.uniform(0.9, 1.1)
@@ -117,15 +117,14 @@ class Sweeper:
             _report(recovery)
 
     def _repeat(self, batch: Callable[[int], int]) -> None:
-        """Batch after batch; smaller ones where the database's statement timeout is too short for these, or one of the
-        rows cannot be written."""
+        """Batch after batch; smaller ones where the database's statement timeout is too short for these."""
         for _ in range(MAX_BATCHES):
             limit = self._limit
             try:
                 if batch(limit) < limit:
                     return
             except DBAPIError as error:
-                if limit == 1 or not (sqlstate(error) == QUERY_CANCELED or is_hopeless(error)):
+                if sqlstate(error) != QUERY_CANCELED or limit == 1:
                     raise
                 self._limit = limit // 2
 
@@ -140,38 +139,48 @@ class Sweeper:
         self._after_key = swept.after_key
 
     def _delete_expired(self, limit: int) -> int:
-        if limit == 1:
-            return self._delete_one_expired()
-        deleted = self._delete(limit)
-        self._limit = min(2 * limit, BATCH)
-        return deleted
+        try:
+            return self._delete(limit)
+        except DBAPIError as error:
+            if not is_hopeless(error):
+                raise
+        return self._delete_around(limit)
 
-    def _delete_one_expired(self) -> int:
-        """Past those that cannot be deleted; each is a transaction, so that a round takes a bounded number of them."""
-        for _ in range(BATCH):
+    def _delete_around(self, limit: int) -> int:
+        """Of the first `limit`, those that can be deleted, and past the others; how many. By halves up to one of those,
+        and in growing steps from it."""
+        deleted, looked_at, step = 0, 0, limit
+        while looked_at < limit:
+            step = min(step, limit - looked_at)
             try:
-                deleted = self._delete(1)
+                gone = self._delete(step)
             except DBAPIError as error:
                 if not is_hopeless(error):
                     raise
-                self._pass_over(error)
-            else:
-                self._limit = 2
-                return deleted
-        return 0
+                if step == 1:
+                    self._pass_over(error)
+                    looked_at += 1
+                step = max(step // 2, 1)
+                continue
+            deleted += gone
+            looked_at += gone
+            if gone < step:
+                break
+            step *= 2
+        return deleted
 
     def _delete(self, limit: int) -> int:
         with self._database.transaction() as conn:
-            deleted = store.delete_expired(conn, self._queue.tables, limit=limit, after=self._kept.place)
+            deleted = store.delete_expired(conn, self._queue.tables, limit=limit, after=self._undeletable.last)
         if deleted < limit:
-            self._kept.came_to_the_end()
+            self._undeletable.came_to_the_end()
         return deleted
 
     def _pass_over(self, error: DBAPIError) -> None:
         with self._database.transaction() as conn:
-            first = store.first_expired(conn, self._queue.tables, after=self._kept.place)
+            first = store.first_expired(conn, self._queue.tables, after=self._undeletable.last)
         if first is not None:  # else somebody else has deleted it
-            self._kept.pass_over(first, error)
+            self._undeletable.pass_over(first, error)
 
 
 def _report(recovery: store.Recovery) -> None:

@@ -16,7 +16,8 @@ from tests.model.rows import Lock
 from tests.model.scenes import ALONE, OPERATIONS, SCENES
 from tests.store.races import committed, rival
 from tests.store.steps import add, claim, end_lease, end_lingers, holds, job_row, rows, run, running
-from tests.store.test_stale_tokens import WRITES, everything
+from tests.store.test_stale_tokens import everything
+from tests.store.writes import WRITES
 
 Check = Callable[[sa.Engine], None]
 QUEUE = Queue()

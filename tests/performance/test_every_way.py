@@ -125,7 +125,6 @@ def make_due(scene: Scene) -> None:
 
 
 def retry_failed(scene: Scene) -> None:
-    """Of a job that failed while these workers did not know its name."""
     with scene.engine.begin() as conn:
         ids = store.failed_ids(conn, scene.queue.tables, name="n", limit=1)
         assert store.retry_failed(conn, scene.queue.tables, ids=ids) == ids

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -12,30 +12,21 @@ from sqlane_sa import Queue, store
 from sqlane_sa.values.job import JobLock
 from tests.store.races import committed
 from tests.store.steps import add, claim, end_lease, run, running
+from tests.store.writes import WRITES
 
-Operation = Callable[[sa.Connection, Queue, Any], Any]
-
-OPERATIONS: dict[str, Operation] = {
-    "renew_leases": lambda conn, queue, job: store.renew_leases(conn, queue.tables, jobs=[job], lease=60),
-    "mark_timed_out": lambda conn, queue, job: store.mark_timed_out(conn, queue.tables, jobs=[job]),
-    "complete": lambda conn, queue, job: store.complete(conn, queue.tables, jobs=[job]),
-    "complete_keyed": lambda conn, queue, job: store.complete_keyed(conn, queue.tables, jobs=[job]),
-    "complete_unlocked": lambda conn, queue, job: store.complete_unlocked(conn, queue.tables, jobs=[job]),
-    "retry": lambda conn, queue, job: store.retry(conn, queue.tables, job=job),
-    "release": lambda conn, queue, job: store.release(conn, queue.tables, job=job),
-    "fail": lambda conn, queue, job: (
-        store.fail(conn, queue.tables, job=job, error=None, build_failure_job=None).changed
-    ),
-    "recall": lambda conn, queue, job: store.recall(conn, queue.tables, lock_tokens=[job.lock_token], lease=60),
-}
-BEFORE_IT_STARTS: dict[str, Operation] = {
-    "claim": lambda conn, queue, id_: claim(conn, queue, id_),
-    "claim_plain": lambda conn, queue, id_: store.claim_plain(conn, queue.tables, lanes=[("n", 0, 1)], **TERMS),
-    "complete_and_claim": lambda conn, queue, id_: (
-        store.complete_and_claim(conn, queue.tables, jobs=[], lanes=[("n", 0, 1)], after={}, **TERMS).claimed
-    ),
-}
 TERMS: dict[str, Any] = {"lock_token": "t", "locked_by": "w", "lease": 60}
+LANE = ("n", 0, 1)
+
+LEFT_TO_OTHERS = ("complete free", "complete and claim")
+"""A row that somebody has locked in any way is not for these."""
+
+CLAIMS: dict[str, Callable[[sa.Connection, Queue, str], Sequence[store.ClaimedJob]]] = {
+    "claim": lambda conn, queue, id_: claim(conn, queue, id_),
+    "claim plain": lambda conn, queue, _: store.claim_plain(conn, queue.tables, lanes=[LANE], **TERMS),
+    "complete and claim": lambda conn, queue, _: (
+        store.complete_and_claim(conn, queue.tables, jobs=[], lanes=[LANE], after={}, **TERMS).claimed
+    ),
+}
 
 
 @pytest.fixture
@@ -53,24 +44,24 @@ def patient(engine: sa.Engine) -> sa.Connection:
     return conn
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", [name for name in WRITES if name not in LEFT_TO_OTHERS])
 def test_a_job_that_somebody_refers_to(
     engine: sa.Engine, queue: Queue, reference: Callable[[str], None], name: str
 ) -> None:
     job = committed(engine, lambda conn: running(conn, queue))
     reference(job.id)
     with patient(engine) as conn:
-        assert OPERATIONS[name](conn, queue, job)
+        assert WRITES[name](conn, queue, job)
 
 
-@pytest.mark.parametrize("name", BEFORE_IT_STARTS)
+@pytest.mark.parametrize("name", CLAIMS)
 def test_a_pending_job_that_somebody_refers_to(
     engine: sa.Engine, queue: Queue, reference: Callable[[str], None], name: str
 ) -> None:
     id_ = committed(engine, lambda conn: add(conn, queue))
     reference(id_)
     with patient(engine) as conn:
-        assert [job.id for job in BEFORE_IT_STARTS[name](conn, queue, id_)] == [id_]
+        assert [job.id for job in CLAIMS[name](conn, queue, id_)] == [id_]
 
 
 def test_a_job_with_keys_that_somebody_refers_to(
@@ -81,6 +72,25 @@ def test_a_job_with_keys_that_somebody_refers_to(
     with patient(engine) as conn:
         claimed, *_ = store.claim_keyed(conn, queue.tables, names=["n"], limit=1, **TERMS)
         assert [job.id for job in claimed] == [id_]
+
+
+def test_a_claim_in_doubt_that_somebody_refers_to(
+    engine: sa.Engine, queue: Queue, reference: Callable[[str], None]
+) -> None:
+    job = committed(engine, lambda conn: running(conn, queue))
+    reference(job.id)
+    with patient(engine) as conn:
+        assert store.recall(conn, queue.tables, lock_tokens=[job.lock_token], lease=60)
+
+
+def test_a_failed_job_that_somebody_refers_to(
+    engine: sa.Engine, queue: Queue, reference: Callable[[str], None]
+) -> None:
+    job = committed(engine, lambda conn: running(conn, queue))
+    committed(engine, lambda conn: store.fail(conn, queue.tables, job=job, error=None, build_failure_job=None))
+    reference(job.id)
+    with patient(engine) as conn:
+        assert store.retry_failed(conn, queue.tables, ids=[job.id]) == [job.id]
 
 
 def test_a_stale_job_that_somebody_refers_to(engine: sa.Engine, queue: Queue, reference: Callable[[str], None]) -> None:

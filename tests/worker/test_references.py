@@ -70,7 +70,7 @@ def test_jobs_that_are_referred_to_outlive_their_retention(
             conn.execute(REFER, {"id": id_})
         conn.exec_driver_sql("UPDATE sqlane_jobs SET expires_at = now() - interval '1 hour'")
     wait_until(lambda: {row.id for row in sql("SELECT id FROM sqlane_jobs")} == kept)
-    wait_until(lambda: f"5 expired jobs cannot be deleted and stay for now, the first is job {ids[0]}" in caplog.text)
+    wait_until(lambda: f"expired jobs cannot be deleted and stay for now: 5, the first is job {ids[0]}" in caplog.text)
     assert "violates foreign key constraint" in caplog.text
     later = enqueue("n")
     wait_until(lambda: sql("SELECT FROM sqlane_jobs WHERE id = :id AND status = 'completed'", id=later))
@@ -79,5 +79,34 @@ def test_jobs_that_are_referred_to_outlive_their_retention(
     assert caplog.text.count("cannot be deleted") == 1
     assert worker.failure is None
     sql("DELETE FROM notes")
-    monkeypatch.setattr("sqlane_sa.worker.kept.KEPT_FOR", 0.0)
+    monkeypatch.setattr("sqlane_sa.worker.undeletable.RETRY_AFTER", 0.0)
     wait_until(lambda: not sql("SELECT id FROM sqlane_jobs"))
+
+
+def test_a_retention_of_nothing_and_a_reference_in_an_open_transaction(
+    queue: Queue, work: Any, enqueue: Any, engine: sa.Engine, sql: Any
+) -> None:
+    """The deletion has to wait for it; the neighbours do not, and the job has run once."""
+    sql("CREATE TABLE notes (job_id text REFERENCES sqlane_jobs (id) ON DELETE CASCADE)")
+    go = threading.Event()
+    starts: list[str] = []
+
+    @queue.job("gone", completed_retention=0)
+    def gone(payload: Any, ctx: JobContext) -> None:
+        starts.append(ctx.id)
+        assert go.wait(60)
+
+    queue.job("neighbour", completed_retention=0)(lambda payload: None)
+    id_ = enqueue("gone")
+    work(lease=60.0)
+    wait_until(lambda: starts)
+    with engine.connect() as rival:
+        rival.execute(REFER, {"id": id_})
+        go.set()
+        for _ in range(3):
+            neighbour = enqueue("neighbour")
+            wait_until(lambda: not sql("SELECT FROM sqlane_jobs WHERE id = :id", id=neighbour))  # noqa: B023
+        assert sql("SELECT id FROM sqlane_jobs") == [(id_,)]
+        rival.commit()
+    wait_until(lambda: not sql("SELECT id FROM sqlane_jobs"))
+    assert starts == [id_]
