@@ -17,6 +17,7 @@ import sqlalchemy as sa
 import sqlane_sa
 from sqlane_sa import Queue
 from sqlane_sa.demo.server import Server
+from tests.hangs import HangWatch
 
 # A small log: the data may be in memory.
 SETTINGS = {"full_page_writes": False, "max_connections": 200, "max_wal_size": "256MB"}
@@ -37,6 +38,8 @@ def pytest_collection_finish() -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Where PYTHONDONTWRITEBYTECODE is set, each process that a test starts would compile the package: a fifth of a
     second each. Once, before the processes of xdist."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses"):
+        config.pluginmanager.register(HangWatch(config))
     if not hasattr(config, "workerinput"):
         for folder in filter(Path.is_dir, RUN_IN_PROCESSES):
             compileall.compile_dir(folder, quiet=2)

@@ -159,7 +159,8 @@ def _write_instead(
         fallbacks.insert(0, replace(outcome, error=escaped))
     for fallback in fallbacks:
         try:
-            return _write_free(database, queue, [(job, fallback)])
+            # What waits for a lock is the result itself: it may be taken once the row is free.
+            return [(job, outcome)] if _write_free(database, queue, [(job, fallback)]) else []
         except _LockedError:
             return [(job, outcome)]
         except Exception as problem:

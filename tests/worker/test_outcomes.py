@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import linecache
+import logging
 import sys
 import threading
 from collections.abc import Callable
@@ -333,6 +334,41 @@ def test_a_failure_that_is_refused_for_ever_ends_by_stalls(
     failed = job(odd)
     assert (failed.status, failed.attempts, failed.stalls, len(runs)) == ("failed", 0, 3, 3)
     assert failed.last_error is not None and failed.last_error["type"].endswith("StalledError")
+
+
+def test_a_result_whose_fallback_meets_a_lock_waits_as_it_is(
+    engine: sa.Engine, queue: Queue, work: Callable[..., Any], enqueue: Enqueue, job: Read, sql: Sql,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """J111, with the row locked just before the last fallback, the one without an error text. Once the row is free and
+    the database takes the failure, it has its own error."""
+    sql(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " IF NEW.status = 'failed' THEN RAISE EXCEPTION 'refused by the trigger'; END IF; RETURN NEW; END $$"
+    )
+    sql("CREATE TRIGGER refuse BEFORE UPDATE ON sqlane_jobs FOR EACH ROW EXECUTE FUNCTION refuse()")
+
+    @queue.job("bad", max_attempts=1)
+    def bad(payload: Any) -> None:
+        raise ValueError("poison")
+
+    odd = enqueue("bad")
+    with engine.connect() as other:
+
+        class LockAfterTheFirstFallback(logging.Filter):
+            def filter(self, record: logging.LogRecord) -> bool:
+                if "nor could" in record.getMessage() and not other.in_transaction():
+                    other.execute(sa.text("SELECT FROM sqlane_jobs FOR NO KEY UPDATE"))
+                return True
+
+        caplog.handler.addFilter(LockAfterTheFirstFallback())
+        work(lease=60.0)
+        wait_until(lambda: f"another transaction has locked, the first for job {odd}" in caplog.text)
+        caplog.handler.filters.clear()
+        sql("ALTER TABLE sqlane_jobs DISABLE TRIGGER refuse")
+    wait_until(lambda: job(odd).status == "failed")
+    failed = job(odd).last_error
+    assert failed is not None and (failed["type"], failed["message"]) == ("ValueError", "poison")
 
 
 @pytest.mark.parametrize(
