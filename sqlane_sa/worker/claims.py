@@ -17,7 +17,7 @@ from sqlane_sa.queue import Queue
 from sqlane_sa.values.ids import new_id
 from sqlane_sa.values.job import ClaimedJob
 from sqlane_sa.worker.database import Database
-from sqlane_sa.worker.outcomes import is_hopeless, is_locked
+from sqlane_sa.worker.outcomes import is_hopeless, is_refused, may_pass
 from sqlane_sa.worker.running import RunningJob
 from sqlane_sa.worker.service import first_line
 
@@ -72,7 +72,7 @@ class Claims:
         try:
             yield
         except Exception as error:
-            if is_locked(error):
+            if may_pass(error):
                 self._suspicious = self._suspicious or bool(self._open)
             elif not is_hopeless(error):
                 self._in_doubt += self._open
@@ -206,7 +206,7 @@ class Claims:
                 store.wait_briefly(conn)
                 got = self._claim(conn, ids, places)
         except Exception as error:
-            if not (is_hopeless(error) or is_locked(error)):
+            if not (is_hopeless(error) or may_pass(error)):
                 raise
             return error
         claimed += got
@@ -219,7 +219,7 @@ class Claims:
         if before is None:
             if len(self._aside) >= MAX_ASIDE:
                 raise error
-            if is_locked(error):
+            if may_pass(error) and not is_refused(error):
                 log.warning(
                     "job %s waits for a lock that another transaction holds, or the like; the others go on: %s",
                     id_,
@@ -227,7 +227,7 @@ class Claims:
                 )
             else:
                 log.error("job %s cannot be claimed and is left alone; the others go on: %s", id_, first_line(error))
-        first, last = LOCKED_PAUSES if is_locked(error) else ODD_PAUSES
+        first, last = LOCKED_PAUSES if may_pass(error) else ODD_PAUSES
         pause = first if before is None else min(2 * before.pause, last)
         self._aside[id_] = Aside(time.monotonic() + pause, pause, keyed)
 

@@ -8,7 +8,7 @@ import time
 from sqlane_sa import store
 from sqlane_sa.schema import Tables
 from sqlane_sa.worker.database import Database
-from sqlane_sa.worker.outcomes import is_hopeless, is_locked
+from sqlane_sa.worker.outcomes import is_hopeless, may_pass
 from sqlane_sa.worker.running import LEASE_LOST, RunningJob, RunningJobs
 
 log = logging.getLogger("sqlane_sa.worker")
@@ -65,7 +65,7 @@ class Heartbeat:
             except Exception as error:
                 failures += 1
                 last = not parts and len(part) == 1
-                if not (is_hopeless(error) or is_locked(error)) or not (written or (failures < MAX_TRIES and not last)):
+                if not (is_hopeless(error) or may_pass(error)) or not (written or (failures < MAX_TRIES and not last)):
                     raise
                 if len(part) > 1:
                     parts += [part[len(part) // 2 :], part[: len(part) // 2]]

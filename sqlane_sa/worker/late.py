@@ -1,4 +1,5 @@
-"""Late results: their rows are locked by somebody else's transaction, and they are written when it has ended."""
+"""Late results: their rows are locked by somebody else's transaction, or refused for a while; they are written when
+that has ended."""
 
 from __future__ import annotations
 
@@ -55,6 +56,7 @@ class LateResults:
         self._results.update((id(result[0]), result) for result in results)
 
     def _say(self, locked: Sequence[Result]) -> None:
+        locked = [result for result in locked if not result[0].refused]
         if locked and not self._said:
             self._said = True
             log.warning(

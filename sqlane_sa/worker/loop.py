@@ -29,8 +29,8 @@ from sqlane_sa.worker.outcomes import (
     Result,
     complete_at_once,
     is_hopeless,
-    is_locked,
     is_simple,
+    may_pass,
     report,
     results_to_write,
     write,
@@ -273,7 +273,7 @@ class Loop:
         """The turn failed for one of its rows: what it was to write is written apart, and the next claims find it."""
         if is_hopeless(error) and (results or timed_out or not self._claims.apart):
             self._claims.suspect()
-        elif not ((results or timed_out) and is_locked(error)):
+        elif not ((results or timed_out) and may_pass(error)):
             raise error
         self._stuck.mark_apart(timed_out)
         self._results.write_apart(results)

@@ -32,8 +32,10 @@ _OUTAGES = (
 )
 
 # What a statement fails with for the sake of another session: serialization failure, deadlock, lock not available,
-# cancelled (by a time limit, or by hand).
-_CONTENDED = ("40001", "40P01", "55P03", "57014")
+# cancelled (by a time limit, or by hand). And no rights, no such table or column: where our own statement meets that it
+# is an outage, for all rows; but a trigger of the application's may meet it for some of them.
+_REFUSED = "42"
+_PASSING = ("40001", "40P01", "55P03", "57014", _REFUSED)
 
 
 def results_to_write(finished: Sequence[Finished]) -> list[Result]:
@@ -107,7 +109,10 @@ def write_apart(database: Database, queue: Queue, results: Sequence[Result]) -> 
         if not (locked or is_hopeless(error)):
             raise
         if len(results) == 1:
-            return list(results) if locked else _write_instead(database, queue, *results[0], error)
+            if not locked:
+                return _write_instead(database, queue, *results[0], error)
+            _say_refused(results[0][0], error.__cause__)
+            return list(results)
     half = len(results) // 2
     return write_apart(database, queue, results[:half]) + write_apart(database, queue, results[half:])
 
@@ -124,14 +129,27 @@ def is_hopeless(error: BaseException) -> bool:
     return not code.startswith(_OUTAGES) if code else isinstance(error, DataError)
 
 
-def is_locked(error: BaseException) -> bool:
-    """Whether a statement gave way to another session, mostly one that holds a lock. It may be for one row of many, so
-    the others are tried apart from it; and it may succeed soon."""
-    return isinstance(error, DBAPIError) and sqlstate(error) in _CONTENDED
+def is_refused(error: BaseException) -> bool:
+    """Whether a statement failed for the lack of rights, or of something it names: ours, or a trigger's."""
+    return isinstance(error, DBAPIError) and sqlstate(error).startswith(_REFUSED)
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether a statement gave way to another session, mostly one that holds a lock; or a trigger may have met an
+    outage of its own. It may be for one row of many, so the others are tried apart from it; and it may succeed soon."""
+    return isinstance(error, DBAPIError) and sqlstate(error).startswith(_PASSING)
 
 
 class _LockedError(Exception):
-    """A row that a result is written to is locked; a lock on a whole table is an outage."""
+    """A row that a result is written to is locked, or refused for now; a lock on a whole table is an outage."""
+
+
+def _say_refused(job: RunningJob, reason: BaseException | None) -> None:
+    if reason is not None and is_refused(reason) and not job.refused:
+        job.refused = True
+        log.error(
+            "job %s (%s): its result waits until it is not refused: %s", job.id, job.claimed.name, first_line(reason)
+        )
 
 
 def _write_free(database: Database, queue: Queue, results: Sequence[Result]) -> list[Result]:
@@ -142,7 +160,7 @@ def _write_free(database: Database, queue: Queue, results: Sequence[Result]) -> 
         try:
             changed = write(conn, queue, free)
         except DBAPIError as error:
-            raise (_LockedError() if is_locked(error) else error) from error
+            raise (_LockedError() if may_pass(error) else error) from error
     report(free, changed)
     return [result for result in results if (result[0].id, result[0].lock_token) in locked]
 

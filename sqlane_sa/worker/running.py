@@ -44,6 +44,7 @@ class RunningJob:
         "lease_end",
         "passed_over",
         "queued_at",
+        "refused",
         "started_at",
         "task",
     )
@@ -60,6 +61,8 @@ class RunningJob:
         """Whether the handler's own transaction is completing it: then it is neither running nor lost for a moment."""
         self.passed_over = False
         """Whether its result was tried to be written once, while its row was locked."""
+        self.refused = False
+        """Whether it has been said that its result is refused for now."""
         self.error: BaseException | None = None
         self.cancelled: str | None = None
         self.task: asyncio.Task[Any] | None = None
@@ -215,7 +218,8 @@ class RunningJobs:
         return _taken(self.freed)
 
     def take_timed_out(self) -> list[RunningJob]:
-        return _taken(self.timed_out)
+        """Each once: a turn that fails puts back what may wait already, marked apart and in vain."""
+        return list(dict.fromkeys(_taken(self.timed_out)))
 
     def put_back(self, finished: Sequence[Finished], timed_out: Sequence[RunningJob]) -> None:
         """What could not be written waits for the next turn, in its old place."""

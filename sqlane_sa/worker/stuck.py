@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from sqlane_sa import store
 from sqlane_sa.schema import Tables
 from sqlane_sa.worker.database import Database
-from sqlane_sa.worker.outcomes import is_hopeless, is_locked
+from sqlane_sa.worker.outcomes import is_hopeless, may_pass
 from sqlane_sa.worker.running import TIMEOUT, RunningJob, RunningJobs
 from sqlane_sa.worker.service import first_line
 
@@ -48,7 +48,7 @@ class StuckJobs:
                     store.wait_briefly(conn)
                     self.mark(conn, [job])
             except Exception as error:
-                if is_locked(error):
+                if may_pass(error):
                     self._jobs.timed_out.append(job)
                     self._next = time.monotonic() + PAUSE
                 elif is_hopeless(error):

@@ -13,7 +13,7 @@ from sqlane_sa import store
 from sqlane_sa.queue import Queue
 from sqlane_sa.sqlstate import sqlstate
 from sqlane_sa.worker.database import Database
-from sqlane_sa.worker.outcomes import is_hopeless, is_locked, report_failure_job
+from sqlane_sa.worker.outcomes import is_hopeless, may_pass, report_failure_job
 from sqlane_sa.worker.service import first_line
 from sqlane_sa.worker.undeletable import UndeletableJobs
 
@@ -54,7 +54,7 @@ class Sweeper:
             try:
                 part()
             except Exception as error:
-                if not is_locked(error):
+                if not may_pass(error):
                     raise
                 locked = error  # what one part waits for does not hold up the others
         self._undeletable.report()
@@ -80,7 +80,7 @@ class Sweeper:
             for start in range(0, len(stale), RECOVERED_AT_ONCE):
                 self._recover(stale[start : start + RECOVERED_AT_ONCE])
         except Exception as error:
-            if not (is_locked(error) or is_hopeless(error)):
+            if not (may_pass(error) or is_hopeless(error)):
                 raise
             self._recover_apart(stale)
 
@@ -90,7 +90,7 @@ class Sweeper:
             try:
                 self._recover([id_])
             except Exception as error:
-                if is_locked(error):
+                if may_pass(error):
                     locked = error
                 elif is_hopeless(error):
                     log.error("job %s stalled and cannot be recovered: %s", id_, first_line(error))
