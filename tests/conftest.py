@@ -41,8 +41,23 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput") or not config.getoption("numprocesses"):
         config.pluginmanager.register(HangWatch(config))
     if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FailuresAtOnce(config))
         for folder in filter(Path.is_dir, RUN_IN_PROCESSES):
             compileall.compile_dir(folder, quiet=2)
+
+
+class FailuresAtOnce:
+    """A plugin that names each failure when it happens: a run that somebody ends has no summary."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._config.pluginmanager.getplugin("terminalreporter")
+        if report.failed and terminal:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            why = crash.message if crash else str(report.longrepr)
+            terminal.write_line(f"\n{report.nodeid} ({report.when}): {why.partition(chr(10))[0]}")
 
 
 @pytest.hookimpl(wrapper=True)
