@@ -1,6 +1,7 @@
 import json
 import math
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -194,20 +195,22 @@ def test_size_is_counted_in_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
+    "make",
     [
-        "x" * 300_000_000,
-        ["é" * 10**6] * 300,
-        [0] * 100_000_000,
-        [Text("é" * 10**6)] * 10**6,
-        [10**4000] * 10**6,
-        {"a": {"b": ["x" * 10**6] * 10**6}},
+        lambda: "x" * 300_000_000,
+        lambda: ["é" * 10**6] * 300,
+        lambda: [0] * 100_000_000,
+        lambda: [Text("é" * 10**6)] * 10**6,
+        lambda: [10**4000] * 10**6,
+        lambda: {"a": {"b": ["x" * 10**6] * 10**6}},
     ],
     ids=["string", "strings", "list", "subclass", "integers", "inner"],
 )
-def test_a_huge_payload_is_refused_before_it_is_encoded(value: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_huge_payload_is_refused_before_it_is_encoded(
+    make: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(codec, "_encode", None)
-    assert "16 MiB" in str(refused(value))
+    assert "16 MiB" in str(refused(make()))
 
 
 def test_a_few_objects_referenced_exponentially_often_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
