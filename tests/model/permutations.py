@@ -65,8 +65,10 @@ class Stage:
             raise
 
     def close(self) -> None:
+        # After a case that failed a rival may wait for what the first still has locked.
+        self.first.close()
         self.threads.shutdown()
-        for conn in (self.admin, self.first, *self.rivals):
+        for conn in (self.admin, *self.rivals):
             conn.close()
 
     def _pid(self, conn: sa.Connection) -> int:
