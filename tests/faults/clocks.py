@@ -16,6 +16,8 @@ from tests.processes import app
 DELAY = 4.0
 """Seconds, of a delayed job and of a retry."""
 RETENTION = 3600.0
+MANY, FEW = 40, 5
+"""Jobs of each kind; few of what takes seconds."""
 
 queue = Queue()
 
@@ -48,12 +50,12 @@ def main(task: str, url: str, options: str = "{}") -> None:
         return
     with app.engine.begin() as conn:
         ids = {
-            "now": queue.enqueue(conn, "quick"),
-            "delayed": queue.enqueue(conn, "quick", delay=DELAY),
-            "retries": queue.enqueue(conn, "retries"),
-            "slow": queue.enqueue(conn, "slow", {"seconds": 5.0}),
+            "now": [queue.enqueue(conn, "quick").id for _ in range(MANY)],
+            "delayed": [queue.enqueue(conn, "quick", delay=DELAY).id for _ in range(MANY)],
+            "retries": [queue.enqueue(conn, "retries").id for _ in range(MANY)],
+            "slow": [queue.enqueue(conn, "slow", {"seconds": 5.0}).id for _ in range(FEW)],
         }
-    print(json.dumps({name: enqueued.id for name, enqueued in ids.items()} | {"clock": time.time()}))
+    print(json.dumps({"ids": ids, "clock": time.time()}))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,10 @@ PATIENCE = 60.0
 
 Serve = Callable[[str, dict[str, Any]], None]
 
-FIGURES = "SELECT count(*), sum(stalls), count(*) FILTER (WHERE status NOT IN ('completed', 'failed')) FROM sqlane_jobs"
+FIGURES = """
+SELECT count(*) AS jobs, count(*) FILTER (WHERE status NOT IN ('completed', 'failed')) AS lost, sum(stalls) AS stalls,
+       sum(greatest(attempts - 1, 0)) AS retries
+FROM sqlane_jobs"""
 REPEATED = (
     "SELECT count(*) FROM (SELECT FROM ledger WHERE event = 'start' GROUP BY job_id HAVING count(*) > 1) AS repeated"
 )
@@ -93,6 +96,16 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
+def report(watch: Watch, fault: str, done: str) -> None:
+    """At rest: a line for the table of docs/reliability.md. A job is repeated for a stall, or as a retry."""
+    [found] = watch.rows(FIGURES)
+    [(repeated,)] = watch.rows(REPEATED)
+    print(
+        f"\nreliability: {fault} | {done} | {found.jobs} jobs | lost {found.lost} | "
+        f"repeated {repeated} ({found.stalls} stalls, {found.retries} retries)"
+    )
+
+
 class Fleet(Watch):
     """`serve(url, options)` runs a worker until it is stopped; all processes are killed by `close`."""
 
@@ -143,10 +156,7 @@ class Fleet(Watch):
         return sum("it is released" in line for line in said)
 
     def report(self, fault: str, done: str) -> None:
-        """At rest: a line for the table of docs/reliability.md."""
-        ((jobs, stalls, undone),) = self.rows(FIGURES)
-        ((repeated,),) = self.rows(REPEATED)
-        print(f"\nreliability: {fault} | {done} | {jobs} jobs | lost {undone} | repeated {repeated}, stalls {stalls}")
+        report(self, fault, done)
 
     def close(self) -> None:
         for process in self.processes:

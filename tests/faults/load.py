@@ -35,7 +35,8 @@ PATIENCE = 60.0
 class Load:
     """Worker processes and a producer on the migrated database of `url`, from `start` or the start of the block.
 
-    `watch_url` is for the looks of the test where the fault is one of the load's role. Log files go to `folder`.
+    `watch_url` is for the looks of the test where the fault is one of the load's role, or of its way to the server.
+    Log files go to `folder`; `options` are the workers', and `connect_args` those of all engines of the load.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Load:
         if ledger:
             with self.engine.connect() as conn:
                 conn.exec_driver_sql(load_worker.LEDGER)
-        self.producer = Producer(url)
+        self.producer = Producer(url, options.get("connect_args"))
         self._folder = folder
         self._size = workers
         self._workers: list[WorkerProcess] = []
@@ -136,7 +137,8 @@ class Load:
         counts = count(self.engine, self.producer)
         print(
             f"\nreliability: {fault} | {done} | {counts.jobs} jobs, {counts.recovered} of them unacknowledged | "
-            f"lost {counts.lost} | repeated {counts.repeated}, stalled {counts.stalled} | {recovery:.1f} s"
+            f"lost {counts.lost} | repeated {counts.repeated} ({counts.stalled} stalled, {counts.retried} retried) | "
+            f"{recovery:.1f} s"
         )
         self._end_workers()
         assert quiet, f"jobs were left: {counts}"

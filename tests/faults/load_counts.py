@@ -19,11 +19,14 @@ AND b.started_at < a.ended_at AND a.held AND b.held"""
 HELD = "SELECT count(*) FROM sqlane_mutexes WHERE held_until IS NULL"
 
 
+ALLOWED = ("jobs", "recovered", "repeated", "stalled", "retried")
+
+
 class Counts(NamedTuple):
-    """Numbers of jobs; all but the first three and `stalled` must be 0.
+    """Numbers of jobs; all but the first five must be 0.
 
     `recovered`: there, though their COMMIT was never acknowledged. `repeated`: started more than once; `unexplained`:
-    more often than their attempts and stalls say. `reactions`: discarded jobs without exactly one failure job.
+    more often than their attempts and stalls say. `retried`: with an attempt that failed. `reactions`: discarded jobs without exactly one failure job.
     `effects`: transactional jobs whose effect is not there exactly once.
     """
 
@@ -31,6 +34,7 @@ class Counts(NamedTuple):
     recovered: int
     repeated: int
     stalled: int
+    retried: int
     lost: int
     phantom: int
     unexplained: int
@@ -44,8 +48,7 @@ class Counts(NamedTuple):
     @property
     def faults(self) -> dict[str, int]:
         """What must not be there."""
-        allowed = ("jobs", "recovered", "repeated", "stalled")
-        return {name: value for name, value in self._asdict().items() if value and name not in allowed}
+        return {name: value for name, value in self._asdict().items() if value and name not in ALLOWED}
 
 
 def count(engine: sa.Engine, producer: Producer) -> Counts:
@@ -64,6 +67,7 @@ def count(engine: sa.Engine, producer: Producer) -> Counts:
         recovered=len(produced & producer.unknown),
         repeated=sum(times > 1 for times in starts.values()),
         stalled=sum(job.stalls > 0 for job in jobs.values()),
+        retried=sum(job.attempts > 1 for job in jobs.values()),
         lost=len(producer.acknowledged - ended),
         phantom=len(produced - producer.acknowledged - producer.unknown) + len(starts.keys() - jobs.keys()),
         unexplained=sum(times > jobs[id_].attempts + jobs[id_].stalls for id_, times in starts.items() if id_ in jobs),

@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
@@ -30,9 +31,10 @@ class Producer:
     (the transaction ended before its COMMIT).
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, connect_args: dict[str, Any] | None = None) -> None:
         # Each transaction on a connection of its own: a fault tells of the server, not of a pool.
-        self._engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args={"connect_timeout": 3})
+        arguments = {"connect_timeout": 3} | (connect_args or {})
+        self._engine = sa.create_engine(url, poolclass=sa.NullPool, connect_args=arguments)
         self._random = random.Random(4)
         self._stop = threading.Event()
         self._turn = threading.Lock()

@@ -83,11 +83,12 @@ def effect(payload: Any, ctx: JobContext) -> None:
 def serve(url: str, options: dict[str, Any]) -> None:
     global engine
     logging.basicConfig(level=logging.INFO)
+    connect = options.get("connect_args", {})
     engine = sa.create_engine(
         url,
         pool_size=options.get("concurrency", 10),
         pool_pre_ping=True,
-        connect_args={"application_name": "worker", "connect_timeout": 3},
+        connect_args={"application_name": "worker", "connect_timeout": 3} | connect,
     )
     sa.event.listen(engine, "handle_error", replace_read_only)
-    Worker(engine, queue, **options).run()
+    Worker(engine, queue, **{name: value for name, value in options.items() if name != "connect_args"}).run()

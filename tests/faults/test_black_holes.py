@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from sqlane_sa import Job, JobContext, Queue, Worker
 from sqlane_sa.worker import deadlines, listener
+from tests.faults.conftest import StartLoad
 from tests.faults.proxy import Proxy
 from tests.support import wait_until
 
@@ -123,6 +124,32 @@ def test_a_zombie_worker(
         wait_until(lambda: job(after).status == "completed", message="work of the worker that was cut off")
     assert (job(id_).stalls, job(id_).attempts) == (1, 1)
     assert "not renewed for a whole lease; its lease is lost" in caplog.text
+
+
+@pytest.mark.timeout(300)
+def test_a_black_hole_under_load(load: StartLoad, database_url: str) -> None:
+    """It swallows all that workers, handlers and producer send and are sent, and new connections too, until each loop
+    has given up a call. What waits without a deadline of its own is cut when the network is there again."""
+    with Proxy(database_url) as proxy:
+        under = load(proxy.url, watch_url=database_url)
+        proxy.black_hole()
+        wait_until(
+            lambda: under.check_alive() or all("loop: OperationalError" in log for log in under.logs),
+            60,
+            "the end of a call of each loop",
+        )
+        swallowed = proxy.links
+        proxy.heal()
+        for link in swallowed:
+            link.cut()
+        under.fault_ended()
+        counts = under.finish(
+            "black hole", "all connections and new ones, until each worker's loop had given up a call"
+        )
+        under.close()
+    assert counts.faults == {}
+    assert under.producer.errors, "the producer saw the hole"
+    assert all("loop: works again" in log for log in under.logs)
 
 
 def expired_leases(engine: sa.Engine) -> float:
