@@ -11,12 +11,15 @@ import sqlalchemy as sa
 
 from sqlane_sa import JobContext, Queue
 
-TABLES = """
+MOVES = """
 CREATE SEQUENCE move_number;
 CREATE TABLE moves (
     n bigint NOT NULL DEFAULT nextval('move_number'), at timestamptz NOT NULL, begun_at timestamptz NOT NULL,
     xid xid, committed_at timestamptz, job_id text COLLATE "C" NOT NULL, event text NOT NULL, token text COLLATE "C",
     holder text, writer text, run_at timestamptz, lease_end timestamptz);
+"""
+
+TABLES = """
 CREATE TABLE lingers (
     n bigint NOT NULL DEFAULT nextval('move_number'), mutex_key text COLLATE "C" NOT NULL,
     job_id text COLLATE "C" NOT NULL, token text COLLATE "C" NOT NULL,
@@ -36,7 +39,7 @@ CREATE TABLE windows (kind text NOT NULL, started_at timestamptz NOT NULL, ended
 """
 
 # By rows, for the settings of a worker's transaction make a join of transition tables a nested loop.
-TRIGGERS = """
+NOTE_MOVES = """
 CREATE FUNCTION note_move() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     event text;
@@ -79,6 +82,9 @@ WHEN (OLD.status <> NEW.status OR OLD.lock_token IS DISTINCT FROM NEW.lock_token
       OR OLD.status IN ('completed', 'failed')
       OR (OLD.status = 'running' AND OLD.locked_by <> current_setting('application_name')))
 EXECUTE FUNCTION note_move();
+"""
+
+TRIGGERS = """
 CREATE FUNCTION note_linger() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF TG_OP = 'DELETE' THEN
@@ -100,9 +106,9 @@ NOTE = sa.text("INSERT INTO notes (job_id, token, worker, event) VALUES (:job_id
 
 def create(conn: sa.Connection, queue: Queue) -> None:
     """Make the ledger beside the tables of a queue that has no schema."""
-    conn.exec_driver_sql(TABLES)
+    conn.exec_driver_sql(MOVES + TABLES)
     names = {"jobs": queue.tables.jobs.name, "mutexes": queue.tables.mutexes.name}
-    conn.exec_driver_sql(TRIGGERS.format(**names))
+    conn.exec_driver_sql((NOTE_MOVES + TRIGGERS).format(**names))
 
 
 class Ledger:

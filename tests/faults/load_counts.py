@@ -16,9 +16,30 @@ OVERLAPS = """
 SELECT count(*) FROM runs AS a JOIN runs AS b
 ON a.mutex_key = b.mutex_key AND (a.started_at, a.lock_token) < (b.started_at, b.lock_token)
 AND b.started_at < a.ended_at AND a.held AND b.held"""
+# What changed a job that the writer did not hold: the holder's writes are made under its name, and whoever takes a job
+# back does so when its lease has ended.
+STALE = """
+SELECT count(*) FROM moves
+WHERE (event IN ('complete', 'retry', 'fail', 'release', 'renew') AND writer IS DISTINCT FROM holder)
+OR event IN ('illegal', 'delete') OR (event IN ('stall', 'stall for good') AND at < lease_end)"""
+# Claimed while an older one of the key waited, was due, and was certainly visible: somebody saw the end of the
+# transaction that made it wait before that of the claim began. What commits late is late in its line.
+INVERSIONS = """
+WITH waits AS MATERIALIZED (
+    SELECT m.job_id, j.mutex_keys[1] AS key, m.run_at, m.event, m.by_xid,
+           coalesce(lead(m.n) OVER job, 9223372036854775807) AS claim_n, lead(m.begun_at) OVER job AS claim_begun_at
+    FROM moves AS m JOIN sqlane_jobs AS j ON j.id = m.job_id
+    WHERE m.event <> 'renew' AND cardinality(j.mutex_keys) = 1 WINDOW job AS (PARTITION BY m.job_id ORDER BY m.n)
+)
+SELECT count(*) FROM waits AS c JOIN waits AS a ON a.key = c.key AND a.claim_n > c.claim_n
+AND (a.run_at, a.job_id) < (c.run_at, c.job_id) AND a.run_at <= c.claim_begun_at
+WHERE a.event IN ('insert', 'retry', 'release', 'stall') AND c.event IN ('insert', 'retry', 'release', 'stall')
+AND EXISTS (SELECT FROM moves AS s WHERE s.seen_at < c.claim_begun_at AND pg_visible_in_snapshot(a.by_xid, s.snapshot))
+"""
 HELD = "SELECT count(*) FROM sqlane_mutexes WHERE held_until IS NULL"
 
 
+QUERIES = {"stuck": STUCK, "stale": STALE, "overlaps": OVERLAPS, "inversions": INVERSIONS, "held": HELD}
 ALLOWED = ("jobs", "recovered", "repeated", "stalled", "retried")
 
 
@@ -26,8 +47,10 @@ class Counts(NamedTuple):
     """Numbers of jobs; all but the first five must be 0.
 
     `recovered`: there, though their COMMIT was never acknowledged. `repeated`: started more than once; `unexplained`:
-    more often than their attempts and stalls say. `retried`: with an attempt that failed. `reactions`: discarded jobs without exactly one failure job.
-    `effects`: transactional jobs whose effect is not there exactly once.
+    more often than their attempts and stalls say. `retried`: with an attempt that failed. `reactions`: discarded jobs
+    without exactly one failure job. `effects`: transactional jobs whose effect is not there exactly once. `stale`:
+    writes that were accepted of somebody who did not hold the job. `inversions`: pairs of jobs of one key that were
+    claimed in the wrong order.
     """
 
     jobs: int
@@ -42,7 +65,9 @@ class Counts(NamedTuple):
     failed: int
     reactions: int
     effects: int
+    stale: int
     overlaps: int
+    inversions: int
     held: int
 
     @property
@@ -56,7 +81,7 @@ def count(engine: sa.Engine, producer: Producer) -> Counts:
     with engine.connect().execution_options(isolation_level="REPEATABLE READ") as conn:
         jobs = {row.id: row for row in conn.execute(sa.text(JOBS))}
         starts, effects = _pairs(conn, RUNS), _pairs(conn, EFFECTS)
-        stuck, overlaps, held = (conn.scalar(sa.text(sql)) or 0 for sql in (STUCK, OVERLAPS, HELD))
+        found = {name: conn.scalar(sa.text(sql)) or 0 for name, sql in QUERIES.items()}
     ended = {id_ for id_, job in jobs.items() if job.status in ("completed", "failed")}
     produced = {id_ for id_, job in jobs.items() if job.job_name != "react"}
     failed = {id_ for id_, job in jobs.items() if job.status == "failed"}
@@ -71,12 +96,10 @@ def count(engine: sa.Engine, producer: Producer) -> Counts:
         lost=len(producer.acknowledged - ended),
         phantom=len(produced - producer.acknowledged - producer.unknown) + len(starts.keys() - jobs.keys()),
         unexplained=sum(times > jobs[id_].attempts + jobs[id_].stalls for id_, times in starts.items() if id_ in jobs),
-        stuck=stuck,
         failed=len(failed - discarded),
         reactions=abs(len(discarded) - (len(jobs) - len(produced))),
         effects=sum(effects.get(id_, 0) != 1 for id_ in done | effects.keys()) + len(effects.keys() - done),
-        overlaps=overlaps,
-        held=held,
+        **found,
     )
 
 

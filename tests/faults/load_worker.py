@@ -10,12 +10,18 @@ from typing import Any
 import sqlalchemy as sa
 
 from sqlane_sa import Backoff, Discard, JobContext, Queue, Worker
+from tests.faults.ledger import MOVES, NOTE_MOVES
 
 queue = Queue()
 engine: sa.Engine
 
-# No unique constraint on the effects: a second one has to be seen, not refused.
-LEDGER = """
+# No unique constraint on the effects: a second one has to be seen, not refused. And each move tells of its transaction,
+# of those that it could see had ended, and of a moment after which every other one sees as much.
+LEDGER = f"""
+{MOVES}
+ALTER TABLE moves ADD by_xid xid8 DEFAULT pg_current_xact_id(), ADD snapshot pg_snapshot DEFAULT pg_current_snapshot(),
+    ADD seen_at timestamptz DEFAULT clock_timestamp();
+{NOTE_MOVES.format(jobs="sqlane_jobs")}
 CREATE TABLE runs (job_id text, lock_token text, mutex_key text, started_at timestamptz DEFAULT clock_timestamp(),
                    ended_at timestamptz, held bool, PRIMARY KEY (job_id, lock_token));
 CREATE TABLE effects (job_id text)"""
@@ -83,12 +89,13 @@ def effect(payload: Any, ctx: JobContext) -> None:
 def serve(url: str, options: dict[str, Any]) -> None:
     global engine
     logging.basicConfig(level=logging.INFO)
-    connect = options.get("connect_args", {})
+    # Whose writes are whose: the ledger compares it with the holder's name.
+    connect = {"application_name": options["worker_id"], "connect_timeout": 3} | options.get("connect_args", {})
     engine = sa.create_engine(
         url,
         pool_size=options.get("concurrency", 10),
         pool_pre_ping=True,
-        connect_args={"application_name": "worker", "connect_timeout": 3} | connect,
+        connect_args=connect,
     )
     sa.event.listen(engine, "handle_error", replace_read_only)
     Worker(engine, queue, **{name: value for name, value in options.items() if name != "connect_args"}).run()

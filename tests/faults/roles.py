@@ -20,6 +20,7 @@ def new_role(admin: sa.Engine, url: str) -> Iterator[str]:
         conn.exec_driver_sql(load_worker.LEDGER)
         conn.exec_driver_sql(f"CREATE ROLE {role} LOGIN PASSWORD 'sqlane'")
         conn.exec_driver_sql(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}")
+        conn.exec_driver_sql(f"GRANT USAGE ON SEQUENCE move_number TO {role}")
     try:
         yield role
     finally:

@@ -143,9 +143,7 @@ def test_a_black_hole_under_load(load: StartLoad, database_url: str) -> None:
         for link in swallowed:
             link.cut()
         under.fault_ended()
-        counts = under.finish(
-            "black hole", "all connections and new ones, until each worker's loop had given up a call"
-        )
+        counts = under.finish("black hole", "all connections, until each worker's loop had given up a call")
         under.close()
     assert counts.faults == {}
     assert under.producer.errors, "the producer saw the hole"

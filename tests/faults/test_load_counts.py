@@ -22,7 +22,8 @@ class Hand:
     """Does by hand what the producer, workers and handlers do, each step in a transaction of its own."""
 
     def __init__(self, engine: sa.Engine) -> None:
-        self.engine = engine
+        # Under the name that it claims with.
+        self.engine = sa.create_engine(engine.url, poolclass=sa.NullPool, connect_args={"application_name": "w1"})
         # Never started: what it knows is written down here.
         self.producer = Producer(engine.url.render_as_string(hide_password=False))
         self.sql(LEDGER)
@@ -167,6 +168,45 @@ def hold_left(hand: Hand) -> None:
     hand.sql("INSERT INTO sqlane_mutexes (mutex_key, job_id, lock_token) VALUES ('a', 'gone', 'gone')")
 
 
+def completed_by_another(hand: Hand) -> None:
+    hand.end(job := hand.start(hand.claim(hand.enqueue())))
+    with hand.engine.begin() as conn:
+        conn.exec_driver_sql("SET LOCAL application_name = 'w2'")
+        assert store.complete(conn, tables, jobs=[job])
+
+
+def renewed_by_another(hand: Hand) -> None:
+    hand.end(job := hand.start(hand.claim(hand.enqueue())))
+    with hand.engine.begin() as conn:
+        conn.exec_driver_sql("SET LOCAL application_name = 'w2'")
+        assert store.renew_leases(conn, tables, jobs=[job], lease=60)
+    hand.complete(job)
+
+
+def taken_back_within_its_lease(hand: Hand) -> None:
+    late = hand.start(hand.claim(hand.enqueue()))
+    hand.sql(
+        "UPDATE sqlane_jobs SET status = 'pending', stalls = stalls + 1, lock_token = NULL, locked_by = NULL,"
+        " locked_until = NULL, started_at = NULL WHERE id = :id",
+        id=late.id,
+    )
+    hand.end(again := hand.start(hand.claim(late.id)))
+    hand.complete(again)
+
+
+def changed_after_its_end(hand: Hand) -> None:
+    hand.sql("UPDATE sqlane_jobs SET updated_at = now() WHERE id = :id", id=hand.run())
+
+
+def younger_first(hand: Hand) -> None:
+    """The older one was there when something else was written, before the younger one's claim."""
+    older, younger = hand.enqueue("keyed"), hand.enqueue("keyed")
+    hand.run()
+    for id_ in (younger, older):
+        hand.end(job := hand.start(hand.claim(id_)))
+        hand.complete(job)
+
+
 FAULTS: dict[str, tuple[Callable[[Hand], None], ...]] = {
     "lost": (row_gone, never_done),
     "phantom": (rolled_back_and_there, run_of_no_job),
@@ -175,7 +215,9 @@ FAULTS: dict[str, tuple[Callable[[Hand], None], ...]] = {
     "failed": (failed_for_no_reason,),
     "reactions": (failed_without_reaction, reacted_without_failure),
     "effects": (no_effect, two_effects),
+    "stale": (completed_by_another, renewed_by_another, taken_back_within_its_lease, changed_after_its_end),
     "overlaps": (key_taken_while_held,),
+    "inversions": (younger_first,),
     "held": (hold_left,),
 }
 
@@ -192,3 +234,15 @@ def test_a_count_finds_what_was_done_by_hand(hand: Hand, name: str, deed: Callab
     hand.run("keyed")
     deed(hand)
     assert hand.count().faults == {name: 1}
+
+
+def test_what_came_late_is_no_inversion(hand: Hand) -> None:
+    """The older one's transaction ended after the younger one's claim, or it was not due at it."""
+    with hand.engine.connect() as conn, conn.begin():
+        older = queue.enqueue(conn, "keyed", {"key": "a"}).id
+        younger = hand.run("keyed")
+    hand.producer.acknowledged.add(older)
+    assert older < younger
+    hand.end(job := hand.start(hand.claim(older)))
+    hand.complete(job)
+    assert hand.count().faults == {}

@@ -20,7 +20,7 @@ SAMPLE = """
 SELECT pid, query, state, xact_start,
        state = 'idle in transaction' AND clock_timestamp() - state_change > interval '1 s' AS idles,
        (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pg_locks.pid = pg_stat_activity.pid) AS advisory
-FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'worker'"""
+FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'worker-%'"""
 
 
 @pytest.fixture

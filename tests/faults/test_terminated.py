@@ -11,10 +11,10 @@ pytestmark = pytest.mark.timeout(300)
 
 OLDEST = """
 SELECT pg_terminate_backend(pid) FROM (
-    SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'worker'
+    SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'worker-%'
     AND backend_start <= :until ORDER BY backend_start LIMIT 1) AS oldest"""
 LEFT = """
-SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'worker'
+SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'worker-%'
 AND backend_start <= :until"""
 
 
