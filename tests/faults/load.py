@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlane_sa.worker.service import LAST_BACKOFF
 from tests.faults import load_worker
+from tests.faults.beat import Beat
 from tests.faults.fleet import WorkerProcess
 from tests.faults.load_counts import Counts, count
 from tests.faults.load_producer import Producer
@@ -26,8 +27,6 @@ OPTIONS: dict[str, Any] = {
     "shutdown_timeout": 10.0,
 }
 UNDONE = "SELECT EXISTS (SELECT FROM sqlane_jobs WHERE status IN ('pending', 'running') AND created_at <= :until)"
-SLACK = 20.0
-"""Seconds beyond the bound that is promised, for a busy machine."""
 PATIENCE = 60.0
 """Seconds to wait for what has to come."""
 
@@ -63,6 +62,7 @@ class Load:
         self._size = workers
         self._workers: list[WorkerProcess] = []
         self._fault_end: tuple[float, Any] | None = None
+        self._beat = Beat()
 
     def __enter__(self) -> Self:
         try:
@@ -84,6 +84,7 @@ class Load:
         for worker in self._workers:
             worker.kill()
         self.producer.halt()
+        self._beat.stop()
         self.engine.dispose()
 
     def wait_for_start(self) -> None:
@@ -124,12 +125,14 @@ class Load:
 
     def fault_ended(self) -> None:
         """The moment that the recovery is counted from."""
+        self._beat.start()
         self._fault_end = time.monotonic(), self.scalar("SELECT clock_timestamp()")
 
     def finish(self, fault: str, done: str) -> Counts:
         """Wait until what was enqueued before the end of the fault has ended, and some more; stop all; count; and print
         a line for the table of docs/reliability.md."""
         recovery = self._wait_for_recovery()
+        withheld = self._beat.stop()
         self.wait_for_start()
         self.producer.stop()
         quiet = self._wait_until_done("infinity")  # the last failure jobs too, which are made while we wait
@@ -138,12 +141,18 @@ class Load:
         print(
             f"\nreliability: {fault} | {done} | {counts.jobs} jobs, {counts.recovered} of them unacknowledged | "
             f"lost {counts.lost} | repeated {counts.repeated} ({counts.stalled} stalled, {counts.retried} retried) | "
-            f"{recovery:.1f} s"
+            f"{recovery:.1f} s, of which the machine withheld at most {withheld:.1f} s"
         )
         self._end_workers()
         assert quiet, f"jobs were left: {counts}"
-        assert recovery <= self.bound, f"recovered after {recovery:.1f} s"
+        assert self.is_in_time(recovery, withheld), (
+            f"recovered after {recovery:.1f} s; promised: {self.bound:.1f} s, and the machine withheld {withheld:.1f} s"
+        )
         return counts
+
+    def is_in_time(self, recovery: float, withheld: float) -> bool:
+        """Whether it kept the bound, but for the time that the machine withheld: no clock is exact on a busy one."""
+        return recovery <= self.bound + withheld
 
     @property
     def bound(self) -> float:
@@ -151,15 +160,7 @@ class Load:
         sweep, the linger of the same length, the delay of a stall, the longest back-off, a poll, and 1 s."""
         options = self.options
         leases = 2 * options["lease"]
-        return (
-            leases
-            + options["sweep_interval"]
-            + options["stall_delay"]
-            + options["poll_interval"]
-            + LAST_BACKOFF
-            + 1
-            + SLACK
-        )
+        return leases + options["sweep_interval"] + options["stall_delay"] + options["poll_interval"] + LAST_BACKOFF + 1
 
     def _wait_for_recovery(self) -> float:
         assert self._fault_end is not None, "the fault goes on"
