@@ -17,8 +17,8 @@ pytestmark = [
 def test_four_connections_for_all(load: StartLoad, database_url: str) -> None:
     """B30: two workers, their handlers and the producer share them; each worker says once that LISTEN hears nothing.
 
-    One handler at a time in each: a transactional one has one of the four and wants a second one for its notes, and four
-    of them would wait for each other and keep the workers from renewing.
+    One handler at a time in each: a transactional one has one of the four and wants another for its notes, and four of
+    them would wait for each other and keep the workers from renewing.
     """
     with PgBouncer(database_url, pool_size=4) as pooler:
         unprepared = {"prepare_threshold": None}
