@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 PAUSE = 0.01
 """Seconds between two beats: about as long as a step of a worker and its server takes."""
@@ -41,3 +42,16 @@ class Beat:
             began = self._clock()
             stopped = pause(PAUSE)
             self.withheld += max(0.0, self._clock() - began - PAUSE)
+
+
+def processor_waits(pids: Iterable[int | None]) -> float:
+    """Seconds that the threads of these processes have been ready to run and had no processor; 0 where the system does
+    not tell."""
+    return sum(_wait_of(stat) for pid in pids for stat in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+
+
+def _wait_of(stat: Path) -> float:
+    try:
+        return int(stat.read_text().split()[1]) / 1e9
+    except OSError:
+        return 0.0  # it has just ended

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sqlane_sa.worker.service import LAST_BACKOFF
-from tests.faults.beat import PAUSE, Beat
+from tests.faults.beat import PAUSE, Beat, processor_waits
 from tests.faults.load import OPTIONS, Load
 
 
@@ -50,3 +51,10 @@ def test_a_beat_adds_up_how_late_it_was(late: list[float], withheld: float) -> N
     beat = Beat(lambda: now)
     beat.run(pause)
     assert beat.withheld == pytest.approx(withheld)
+
+
+def test_waits_for_a_processor_are_read_where_there_are_any() -> None:
+    """Of this process they only grow; one that is gone has none."""
+    before = processor_waits([os.getpid()])
+    assert 0 <= before <= processor_waits([os.getpid()])
+    assert processor_waits([None]) == 0
