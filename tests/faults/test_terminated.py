@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.conftest import StartLoad
+from tests.support import wait_until
 
 # Many seconds of a quiet machine, and minutes of a busy one.
 pytestmark = pytest.mark.timeout(300)
@@ -21,6 +22,10 @@ AND backend_start <= :until"""
 def test_each_backend_is_terminated(load: StartLoad, database_url: str) -> None:
     """B26: one a second, until each that was there at first is gone: the worker goes on with new ones."""
     under = load(database_url, workers=1, concurrency=3)
+    # Longer than its lease: the heartbeat has had a job to renew, and has a connection.
+    under.producer.enqueue_one("long", seconds=2 * under.options["lease"])
+    ended = "SELECT finished_at IS NOT NULL FROM sqlane_jobs WHERE id = 'long'"
+    wait_until(lambda: under.check_alive() or under.scalar(ended), 60, "the end of the long job")
     until = under.scalar("SELECT clock_timestamp()")
     terminated = 0
     while under.scalar(LEFT, until=until):
