@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
+import pytest
 import sqlalchemy as sa
 
 T = TypeVar("T")
@@ -17,6 +19,15 @@ LOCK_WAITS = sa.text(
     "SELECT pid FROM pg_stat_activity"
     " WHERE datname = current_database() AND wait_event_type = 'Lock' AND pid <> pg_backend_pid() ORDER BY pid"
 )
+
+
+def long_run(timeout: float = 600) -> list[pytest.MarkDecorator]:
+    """The marks of what takes minutes where the default run does the same in seconds."""
+    runs = os.environ.get("SQLANE_LONG_FAULTS") == "1"
+    return [
+        pytest.mark.skipif(not runs, reason="takes minutes; set SQLANE_LONG_FAULTS=1"),
+        pytest.mark.timeout(timeout),
+    ]
 
 
 def wait_until(predicate: Callable[[], T], timeout: float = 20.0, message: str = "") -> T:

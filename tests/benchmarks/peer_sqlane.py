@@ -2,8 +2,9 @@
 
 In the environment: KIND=def|async|keyed|transactional is the kind of handler, CONC its concurrency, KEYS over how many
 keys the keyed jobs spread (0: a key of its own each), WORKERS how many workers the process has, WAKEUPS=0 turns them
-off, COPY=1 is `enqueue_many(copy=True)`, and with BIG_MS=1 (milliseconds) there are two names: "noop", which takes that
-long and is not timed, and "small", which is what `one` and `trickle` enqueue.
+off, COPY=1 is `enqueue_many(copy=True)`, ISOLATION the level of the application's engine. With BIG_MS=1 (milliseconds)
+there are two names: "noop", which takes that long and is not timed, and "small", which is what `one` and `trickle`
+enqueue.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ KEYS = int(os.environ.get("KEYS", "0"))
 WORKERS = int(os.environ.get("WORKERS", "1"))
 WAKEUPS = os.environ.get("WAKEUPS", "1") == "1"
 COPY: dict[str, Any] = {"copy": True} if os.environ.get("COPY") else {}
+ISOLATION: dict[str, Any] = {"isolation_level": level} if (level := os.environ.get("ISOLATION")) else {}
 BIG_MS = float(os.environ.get("BIG_MS", "0"))
 
 queue = Queue()
@@ -69,7 +71,9 @@ class Peer:
     dsn = ""
 
     def engine(self) -> sa.Engine:
-        return sa.create_engine(self.dsn.replace("postgresql://", "postgresql+psycopg://"), pool_size=WORKERS)
+        return sa.create_engine(
+            self.dsn.replace("postgresql://", "postgresql+psycopg://"), pool_size=WORKERS, **ISOLATION
+        )
 
     def setup(self) -> None:
         migrations.apply(self.engine(), queue)

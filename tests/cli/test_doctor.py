@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import sqlalchemy as sa
 
-from sqlane_sa import Queue, migrations, store
+from sqlane_sa import Queue, Worker, migrations, store
 from sqlane_sa.cli.doctor import HEADINGS
 from sqlane_sa.cli.findings import LONG_MS, Finding, expired, failures, findings, unserved, workers
 from sqlane_sa.cli.table import show_table
@@ -25,6 +25,9 @@ READER = Snapshot("session", None, 7, "ada", "psql", "idle in transaction", 1000
 JOBS = TableHealth("sqlane_jobs", 100, 50, 400, 100, 8192, 8192, 1000, 1000)
 WELL = Health(None, (JOBS,), (), 0.0, autovacuum=True, sees_others=True)
 HOUR = 3_600_000
+CANCEL_DELETES = """
+CREATE FUNCTION cancel() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE query_canceled; END $$;
+CREATE TRIGGER cancel BEFORE DELETE ON sqlane_jobs FOR EACH ROW EXECUTE FUNCTION cancel()"""
 
 
 def bad(health: Health, queue: Queue | None = None) -> list[Finding]:
@@ -228,6 +231,29 @@ def test_expired_jobs_that_no_sweeper_deletes(within: Sqlane, database_url: str,
     with engine.begin() as conn:
         store.delete_expired(conn, queue.tables, limit=9)
     assert within("doctor", "--url", database_url).code == 0
+
+
+def test_sweeps_that_fail_again_and_again(
+    within: Sqlane, database_url: str, engine: sa.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """D53: a worker is at work, and says so in its log; the doctor's exit code tells those who do not read it."""
+    queue = Queue()
+    queue.job("n")(lambda payload: None)
+    with engine.begin() as conn:
+        queue.enqueue(conn, "n")
+        conn.exec_driver_sql(
+            "UPDATE sqlane_jobs SET status = 'completed', expires_at = statement_timestamp() - interval '2 h'"
+        )
+        conn.exec_driver_sql(CANCEL_DELETES)
+    with Worker(engine, queue, sweep_interval=0.05):
+        wait_until(lambda: "sweeper: OperationalError" in caplog.text)
+        answer = within("doctor", "--url", database_url)
+        assert answer.code == 1
+        assert "1 to look at" in answer.out and "look  expired jobs" in answer.out
+        with engine.begin() as conn:
+            conn.exec_driver_sql("DROP TRIGGER cancel ON sqlane_jobs")
+        wait_until(lambda: "sweeper: works again" in caplog.text)
+        assert within("doctor", "--url", database_url).code == 0
 
 
 def test_expired_jobs_are_looked_at_by_index(engine: sa.Engine) -> None:

@@ -14,14 +14,15 @@ from sqlalchemy.orm import Session
 
 from sqlane_sa import Queue, Worker
 from tests.enqueue.business import Order
+from tests.support import long_run
 
 THREADS = 8
-EACH = 125
 
 
+@pytest.mark.parametrize("each", [125, pytest.param(1000, marks=long_run())])
 @pytest.mark.parametrize("keys", [None, lambda payload: [f"user:{payload % 300}"]], ids=["plain", "keyed"])
 def test_enqueues_conflict_with_nobody(
-    engine: sa.Engine, queue: Queue, keys: Callable[[Any], list[str]] | None, record_property: Any
+    engine: sa.Engine, queue: Queue, keys: Callable[[Any], list[str]] | None, each: int, record_property: Any
 ) -> None:
     """G77: transactions that read the application's tables and enqueue, beside a worker that claims and completes."""
     ran: Counter[int] = Counter()
@@ -34,7 +35,7 @@ def test_enqueues_conflict_with_nobody(
 
     def enqueue_all(thread: int) -> None:
         together.wait()
-        for n in range(thread * EACH, (thread + 1) * EACH):
+        for n in range(thread * each, (thread + 1) * each):
             while not enqueued(n):
                 pass
 
@@ -57,5 +58,6 @@ def test_enqueues_conflict_with_nobody(
     serializable.dispose()
     Worker(engine, queue, lease=60).run_until_idle()
     record_property("conflicts", len(conflicts))
+    print(f"\nreliability: SERIALIZABLE enqueuers | {THREADS} threads, {each} each | {len(conflicts)} conflicts")
     assert conflicts == []
-    assert ran == Counter(range(THREADS * EACH))
+    assert ran == Counter(range(THREADS * each))

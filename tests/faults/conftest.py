@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,12 +13,9 @@ from sqlane_sa.demo.server import Server
 from sqlane_sa.migrations import apply
 from tests.conftest import SETTINGS, memory_folder, new_database
 from tests.faults.load import Load
+from tests.support import long_run
 
-# Minutes each: what the default run does in seconds.
-LONG = [
-    pytest.mark.skipif(not os.environ.get("SQLANE_LONG_FAULTS"), reason="takes minutes; set SQLANE_LONG_FAULTS=1"),
-    pytest.mark.timeout(600),
-]
+LONG = long_run()
 
 StartLoad = Callable[..., Load]
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.processes.conftest import Start, Watch
-from tests.support import wait_until
+from tests.processes.conftest import PATIENCE, Start, Watch
+from tests.support import long_run, wait_until
 
 Enqueue = Callable[..., str]
 LEASE = 1.0
@@ -51,15 +51,25 @@ def test_a_held_interpreter_costs_no_second_success(start: Start, watch: Watch, 
 
 
 @pytest.mark.usefixtures("busy_cores")
-def test_renewals_come_in_time_on_busy_cores(start: Start, watch: Watch, enqueue: Enqueue) -> None:
+@pytest.mark.parametrize(
+    ("runs", "lease", "seconds"), [(1, 3.0, 6), pytest.param(20, 2.0, 30, marks=long_run(timeout=1800))]
+)
+def test_renewals_come_in_time_on_busy_cores(
+    start: Start, watch: Watch, enqueue: Enqueue, runs: int, lease: float, seconds: int
+) -> None:
     """A16: 20 jobs over several leases, in two processes; the renewal of a third of a lease is no option."""
-    ids = [enqueue("sleep", {"seconds": 6}) for _ in range(20)]
-    start("first", lease=3.0, concurrency=10)
-    start("second", lease=3.0, concurrency=10)
-    for id_ in ids:
-        watch.wait_for(id_, "end")
-        assert len(watch.events(id_)) == 1
-        assert watch.wait_status(id_, "completed").stalls == 0
+    for _ in range(runs):
+        ids = [enqueue("sleep", {"seconds": seconds}) for _ in range(20)]
+        workers = [start(name, lease=lease, concurrency=10) for name in ("first", "second")]
+        for id_ in ids:
+            watch.wait_for(id_, "end")
+            assert len(watch.events(id_)) == 1
+            assert watch.wait_status(id_, "completed").stalls == 0
+        for worker in workers:
+            worker.terminate()
+            assert worker.wait(PATIENCE) == 0
+    starts = watch.rows("SELECT count(*) FROM ledger WHERE event = 'start'")[0][0]
+    print(f"\nreliability: all cores busy | {runs} x {seconds} s, lease {lease:g} s | {starts} starts")
 
 
 def test_an_exhausted_pool_costs_no_lease(start: Start, watch: Watch, enqueue: Enqueue) -> None:

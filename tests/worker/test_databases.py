@@ -23,11 +23,18 @@ Read = Callable[[str], Job]
 Sql = Callable[..., list[Any]]
 
 
+NOTE_LEVELS = """
+CREATE TABLE levels (level text);
+CREATE FUNCTION note_level() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN INSERT INTO levels VALUES (current_setting('transaction_isolation')); RETURN NULL; END $$;
+CREATE TRIGGER note_level AFTER UPDATE ON sqlane_jobs FOR EACH STATEMENT EXECUTE FUNCTION note_level()"""
+
+
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE", "AUTOCOMMIT", "by the database", "by an option"])
 def test_each_job_runs_once_at_any_isolation_level(
     queue: Queue, database_url: str, engine: sa.Engine, sql: Sql, level: str
 ) -> None:
-    """G76, G80: workers pin their own transactions to READ COMMITTED."""
+    """G76, G80: workers pin their own transactions to READ COMMITTED, and what they send without one."""
     ran: list[int] = []
     seen: set[str] = set()
 
@@ -48,6 +55,8 @@ def test_each_job_runs_once_at_any_isolation_level(
     with engine.begin() as conn:
         queue.enqueue_many(conn, (queue.new("plain", n) for n in range(2000)))
         queue.enqueue_many(conn, (queue.new("count", n) for n in range(2000, 2050)))
+    with engine.begin() as conn:
+        conn.exec_driver_sql(NOTE_LEVELS)
     threads = [threading.Thread(target=Worker(on, queue, **(SHORT | {"lease": 60})).run_until_idle) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -56,6 +65,7 @@ def test_each_job_runs_once_at_any_isolation_level(
     on.dispose()
     assert sorted(ran) == list(range(2050))
     assert seen == {"read committed"}
+    assert sql("SELECT DISTINCT level FROM levels") == [("read committed",)]
     assert sql("SELECT DISTINCT status, attempts, stalls FROM sqlane_jobs") == [("completed", 1, 0)]
 
 

@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from sqlane_sa import Job, JobContext, Queue, Worker
-from tests.support import wait_until
+from tests.support import long_run, wait_until
 from tests.worker.conftest import SHORT
 
 Read = Callable[[str], Job]
@@ -26,8 +26,9 @@ def handler_threads() -> int:
     return sum(thread.name.startswith(("sqlane-handler", "sqlane-async")) for thread in threading.enumerate())
 
 
+@pytest.mark.parametrize("n", [800, pytest.param(10_000, marks=long_run())])
 @pytest.mark.parametrize("kind", ["def", "async def"])
-def test_jobs_as_long_as_their_timeout(queue: Queue, engine: sa.Engine, sql: Any, kind: str) -> None:
+def test_jobs_as_long_as_their_timeout(queue: Queue, engine: sa.Engine, sql: Any, kind: str, n: int) -> None:
     """K117: no exception is injected into a thread, so that none can die of one that comes late; and a cancellation
     that comes late hits no other job. Each ends once, and the threads are as many as before."""
     ends: Counter[int] = Counter()
@@ -47,7 +48,7 @@ def test_jobs_as_long_as_their_timeout(queue: Queue, engine: sa.Engine, sql: Any
 
     queue.job("exact", timeout=TIMEOUT, max_attempts=1)(exact if kind == "def" else exact_async)
     queue.job("after", max_attempts=1)(lambda payload: None)
-    n, before = 800, handler_threads()
+    before = handler_threads()
     with engine.begin() as conn:
         queue.enqueue_many(conn, (queue.new("exact", i) for i in range(n)))
         queue.enqueue_many(conn, (queue.new("after", i, priority=1) for i in range(50)))
@@ -59,6 +60,8 @@ def test_jobs_as_long_as_their_timeout(queue: Queue, engine: sa.Engine, sql: Any
     assert ended.pop(("after", "completed")) == 50
     assert set(ended) == {("exact", "completed"), ("exact", "failed")}, "both ends were met"
     assert sum(ended.values()) == n
+    met = ", ".join(f"{jobs} {status}" for (_, status), jobs in sorted(ended.items()))
+    print(f"\nreliability: as long as their timeout | {n} {kind} jobs, {TIMEOUT:g} s +- 1 ms | {met}")
     assert sql("SELECT DISTINCT attempts, stalls FROM sqlane_jobs") == [(1, 0)]
     errors = "SELECT DISTINCT last_error ->> 'type' FROM sqlane_jobs WHERE status = 'failed'"
     assert [row[0].rpartition(".")[2] for row in sql(errors)] == ["JobTimeoutError"]

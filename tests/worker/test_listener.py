@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ import sqlalchemy as sa
 from sqlane_sa import Job, Queue
 from sqlane_sa.worker import listener
 from sqlane_sa.worker.hints import FIRST_PAUSE, LAST_PAUSE, Hints
-from tests.support import wait_until
+from tests.support import long_run, wait_until
 
 Read = Callable[[str], Job]
 Sql = Callable[..., list[Any]]
@@ -84,6 +85,34 @@ def test_a_session_that_listens_no_more_is_found_by_a_ping(
     wait_until(lambda: any("works again" in warning for warning in warnings(caplog)))
     id_ = enqueue("quick")
     wait_until(lambda: job(id_).status == "completed")
+
+
+TRANSACTION = "SELECT xact_start FROM pg_stat_activity WHERE pid = :pid"
+QUEUE_USED = "SELECT pg_notification_queue_usage()"
+
+
+def transaction(conn: sa.Connection, pid: int) -> Any:
+    """When the transaction of a session that is there began, or None."""
+    return conn.execute(sa.text(TRANSACTION), {"pid": pid}).scalar_one()
+
+
+@pytest.mark.parametrize("pause", [0.0, pytest.param(0.6, marks=long_run(timeout=1200))])
+def test_the_listener_holds_up_no_notifications(queue: Queue, work: Any, engine: sa.Engine, pause: float) -> None:
+    """C46: its session stays in no transaction while the worker idles and 1,000 notifications arrive, between its pings
+    too where that takes long: the server could not empty its queue of them, and one day no enqueue could commit."""
+    queue.job("quick")(lambda payload: None)
+    worker = work(poll_interval=3600)
+    connection = wait_until(lambda: worker._parts.loop.ear._connection)
+    pid, waiting = connection.info.backend_pid, threading.Event()
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+        for _ in range(1000):
+            conn.execute(sa.text("SELECT pg_notify(:channel, '')"), {"channel": queue.tables.channel})
+            waiting.wait(pause)
+            # A ping has one of its own, and so has the server for the moment in which it delivers a notification.
+            if (began := transaction(conn, pid)) is not None:
+                wait_until(lambda: transaction(conn, pid) != began, message="the end of a transaction")
+        wait_until(lambda: conn.scalar(sa.text(QUEUE_USED)) == 0)
+    print(f"\nreliability: idle listener | 1,000 notifications, {pause:g} s apart | no transaction lasted, queue empty")
 
 
 def test_pings_wake_nobody(queue: Queue, work: Any, sql: Sql, engine: sa.Engine) -> None:
