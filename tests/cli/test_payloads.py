@@ -16,6 +16,8 @@ LOOKING = [
     ("stats",),
     ("stats", "--all"),
     ("stats", "--json"),
+    ("failed",),
+    ("failed", "--json"),
     ("doctor",),
     ("doctor", "--json"),
     ("migrate", "check"),
