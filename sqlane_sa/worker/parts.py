@@ -93,6 +93,7 @@ class Parts:
         self.sweeper = Sweeper(
             databases[2],
             queue,
+            self.jobs,
             interval=options.sweep_interval,
             lease=options.lease,
             stall_delay=options.stall_delay,

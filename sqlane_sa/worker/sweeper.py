@@ -14,6 +14,7 @@ from sqlane_sa.queue import Queue
 from sqlane_sa.sqlstate import sqlstate
 from sqlane_sa.worker.database import Database
 from sqlane_sa.worker.outcomes import is_hopeless, may_pass, report_failure_job
+from sqlane_sa.worker.running import LEASE_LOST, RunningJobs
 from sqlane_sa.worker.service import first_line
 from sqlane_sa.worker.undeletable import UndeletableJobs
 
@@ -29,9 +30,19 @@ RECOVERED_AT_ONCE = 100
 class Sweeper:
     """A round begins with the worker itself, so that a worker restarted every few seconds sweeps too."""
 
-    def __init__(self, database: Database, queue: Queue, *, interval: float, lease: float, stall_delay: float) -> None:
+    def __init__(
+        self,
+        database: Database,
+        queue: Queue,
+        jobs: RunningJobs,
+        *,
+        interval: float,
+        lease: float,
+        stall_delay: float,
+    ) -> None:
         self._database = database
         self._queue = queue
+        self._jobs = jobs
         self._interval = interval
         self._lease = lease
         self._stall_delay = stall_delay
@@ -68,6 +79,10 @@ class Sweeper:
         tried last the next time."""
         with self._database.transaction() as conn:
             stale = store.find_stale(conn, self._queue.tables, limit=BATCH)
+        # Results that are about to be written here: their rows were locked past their leases. Whoever else sweeps may
+        # take them.
+        own = {job.id for job in self._jobs.snapshot() if job.ended and job.cancelled != LEASE_LOST}
+        stale = [id_ for id_ in stale if id_ not in own]
         if len(stale) > 1 and not self._apart:
             self._apart = True  # unless it works
             self._recover_together(stale)

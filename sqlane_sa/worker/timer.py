@@ -86,10 +86,11 @@ class Timer:
                 self._on_all_stuck(message)
 
     def _cancel_unleased(self, now: float) -> float:
-        """When the next lease ends, if it is not renewed."""
+        """When the next lease ends, if it is not renewed. Of a job that has ended only its result is left, and whether
+        that counts is for the fences to decide: it may have waited for an outage to end."""
         next_end = math.inf
         for job in self._jobs.snapshot():
-            if job.cancelled == LEASE_LOST:
+            if job.cancelled == LEASE_LOST or job.ended:
                 continue
             if job.lease_end > now:
                 next_end = min(next_end, job.lease_end)

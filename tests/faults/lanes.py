@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
 from sqlane_sa.worker.deadlines import Deadlines
-from tests.faults.cutting import Lane
+from tests.faults.cutting import TRIES, Lane
 from tests.faults.proxy import Proxy
 
 T = TypeVar("T")
@@ -55,10 +55,12 @@ class Lanes:
 
 @contextmanager
 def open_lanes(urls: list[str], deadline: float) -> Iterator[Lanes]:
-    """A lane on each database, all through one proxy. What is half-opened has `deadline` seconds for each call."""
+    """A lane on each database, all through one proxy. What is half-opened has `deadline` seconds for each call, and
+    more on a machine on which that is too short."""
     with ExitStack() as stack:
         proxy = stack.enter_context(Proxy(urls[0]))
-        hurried, patient = (stack.enter_context(watched(seconds)) for seconds in (deadline, PATIENCE))
+        hurried = [stack.enter_context(watched(deadline * 2**n)) for n in range(TRIES)]
+        patient = stack.enter_context(watched(PATIENCE))
         lanes = [Lane(url, proxy, hurried, patient) for url in urls]
         for lane in lanes:
             stack.callback(lane.close)

@@ -44,7 +44,7 @@ def asked(conn: psycopg.Connection, sql: str) -> Iterator[list[BaseException]]:
     thread = threading.Thread(target=ask)
     thread.start()
     yield errors
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
 
 

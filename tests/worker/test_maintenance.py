@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from sqlane_sa import Job, JobContext, Queue, store
+from sqlane_sa.worker.running import RunningJobs
 from sqlane_sa.worker.sweeper import Sweeper
 from tests.support import long_run, wait_until
 
@@ -61,7 +62,7 @@ def test_two_sweepers_hand_a_job_back_once(
     id_ = enqueue("once")
     with engine.begin() as conn:
         store.claim(conn, queue.tables, candidate_ids=[id_], lock_token="dead", locked_by="dead", lease=0.001)
-    both_found, found = threading.Barrier(2, timeout=20), []
+    both_found, found = threading.Barrier(2, timeout=60), []
     find_stale = store.find_stale
 
     def find_together(*args: Any, **options: Any) -> Collection[str]:
@@ -71,7 +72,8 @@ def test_two_sweepers_hand_a_job_back_once(
         return ids
 
     monkeypatch.setattr(store, "find_stale", find_together)
-    sweepers = [Sweeper(Transactions(engine), queue, interval=1, lease=0.05, stall_delay=0) for _ in range(2)]  # type: ignore[arg-type]
+    options = {"interval": 1.0, "lease": 0.05, "stall_delay": 0.0}
+    sweepers = [Sweeper(Transactions(engine), queue, RunningJobs(), **options) for _ in range(2)]  # type: ignore[arg-type]
     threads = [threading.Thread(target=sweeper.recover) for sweeper in sweepers]
     for thread in threads:
         thread.start()
@@ -159,7 +161,7 @@ def test_retention_counts_from_the_end_of_a_job(queue: Queue, work: Any, enqueue
 
     @queue.job("long")
     def long(payload: Any) -> None:
-        assert go.wait(30)
+        assert go.wait(60)
 
     queue.define("waiting", completed_retention=0)
     recent = [enqueue("good"), enqueue("bad")]

@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from sqlane_sa import Queue, store
+from sqlane_sa.worker.running import RunningJobs
 from sqlane_sa.worker.sweeper import Sweeper
 
 Sql = Callable[..., list[Any]]
@@ -47,7 +48,7 @@ def sweeper(database: Counted, queue: Queue, sql: Sql) -> Sweeper:
     queue.define("react")
     sql(INSERT_STALE, n=STALE)
     sql("INSERT INTO sqlane_mutexes (mutex_key, job_id, lock_token) SELECT mutex_keys[1], id, 'token' FROM sqlane_jobs")
-    return Sweeper(database, queue, interval=1.0, lease=30.0, stall_delay=1.0)  # type: ignore[arg-type]
+    return Sweeper(database, queue, RunningJobs(), interval=1.0, lease=30.0, stall_delay=1.0)  # type: ignore[arg-type]
 
 
 def test_many_stale_jobs_come_back_in_few_transactions(sweeper: Sweeper, database: Counted, sql: Sql) -> None:

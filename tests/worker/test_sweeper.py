@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from sqlane_sa import Queue, store
+from sqlane_sa.worker.running import RunningJobs
 from sqlane_sa.worker.sweeper import BATCH, Sweeper
 
 
@@ -31,7 +32,7 @@ def error(cause: Exception) -> OperationalError:
 def sweeper(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Sweeper:
     monkeypatch.setattr(store, "wake", lambda *_: None)
     database: Any = Nowhere()
-    return Sweeper(database, queue, interval=1.0, lease=30.0, stall_delay=1.0)
+    return Sweeper(database, queue, RunningJobs(), interval=1.0, lease=30.0, stall_delay=1.0)
 
 
 @pytest.fixture
