@@ -30,7 +30,7 @@ def long_run(timeout: float = 600) -> list[pytest.MarkDecorator]:
     ]
 
 
-def wait_until(predicate: Callable[[], T], timeout: float = 20.0, message: str = "") -> T:
+def wait_until(predicate: Callable[[], T], timeout: float = 60.0, message: str = "") -> T:
     """Ask until the answer is true, and return it; the one place in the tests that sleeps.
 
     Every 5 ms at first, and then less often: who asks takes the processor from what it waits for.

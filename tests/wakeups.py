@@ -17,7 +17,7 @@ Heard = Callable[[], int]
 
 
 def until_end(listener: psycopg.Connection) -> Iterator[psycopg.Notify]:
-    for notice in listener.notifies(timeout=20):
+    for notice in listener.notifies(timeout=60):
         yield notice
         if notice.payload == "end":
             return

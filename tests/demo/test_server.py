@@ -231,7 +231,7 @@ class TestEnd:
         child, pid, folder = start_child("time.sleep(600)")
         assert is_alive(pid)
         child.send_signal(number)
-        assert child.wait(20) == -number
+        assert child.wait(60) == -number
         wait_until(lambda: not is_alive(pid), message="the end of the server")
         # Its last process lets go of the folder, and the next server removes it.
         wait_until(lambda: folders._is_abandoned(folder), message="the lock on the folder")
@@ -244,7 +244,7 @@ class TestEnd:
         ignore = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
         child, pid, folder = start_child("time.sleep(600)", first=ignore)
         child.kill()
-        child.wait(20)
+        child.wait(60)
         wait_until(lambda: not is_alive(pid), message="the end of the server")
         shutil.rmtree(folder)
 
@@ -253,7 +253,7 @@ class TestEnd:
     )
     def test_a_parent_that_ends_removes_everything(self, then: str) -> None:
         child, pid, folder = start_child(then, stderr=subprocess.DEVNULL)
-        child.wait(20)
+        child.wait(60)
         assert not is_alive(pid)
         assert not folder.exists()
 
@@ -270,7 +270,7 @@ class TestEnd:
     def test_a_forked_child_does_not_end_it(self) -> None:
         then = "child = os.fork(); child or sys.exit(); os.waitpid(child, 0); sys.exit(7 if server.log.exists() else 1)"
         child, _, _ = start_child(then, stderr=subprocess.DEVNULL)
-        assert child.wait(20) == 7
+        assert child.wait(60) == 7
 
     def test_a_folder_in_use_is_never_removed(self) -> None:
         with Server(fsync=False) as one:
@@ -321,7 +321,7 @@ class TestAccount:
             assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         finally:
             child.kill()
-            child.wait(20)
+            child.wait(60)
         wait_until(lambda: not is_alive(pid), message="the end of the server")
         shutil.rmtree(folder)
 

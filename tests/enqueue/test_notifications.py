@@ -31,7 +31,7 @@ def test_a_notification_is_never_too_long(database_url: str, engine: sa.Engine, 
         listener.execute(f"LISTEN {queue.tables.channel}")
         with engine.begin() as conn:
             queue.enqueue_many(conn, new)
-        notices = list(listener.notifies(timeout=20, stop_after=1))
+        notices = list(listener.notifies(timeout=60, stop_after=1))
         notices += listener.notifies(timeout=0)
     assert [notice.payload for notice in notices] == [""]
     assert seen(engine)[:3] == (0, len(new), len(new))

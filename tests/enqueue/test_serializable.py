@@ -31,7 +31,7 @@ def test_enqueues_conflict_with_nobody(
         conn.execute(sa.insert(Order), [{"number": n} for n in range(100)])
     serializable = sa.create_engine(engine.url, isolation_level="SERIALIZABLE", pool_size=THREADS)
     conflicts: list[str] = []
-    together = threading.Barrier(THREADS, timeout=30)
+    together = threading.Barrier(THREADS, timeout=60)
 
     def enqueue_all(thread: int) -> None:
         together.wait()

@@ -76,7 +76,7 @@ def test_the_second_waits_for_the_first(empty: sa.Engine, commits: bool, migrate
         second = pool.submit(step, empty, queue)
         wait_for_lock_wait(empty)
         conn.commit() if commits else conn.rollback()
-        assert second.result(timeout=20) == ([] if commits else [HEAD])
+        assert second.result(timeout=60) == ([] if commits else [HEAD])
 
 
 @pytest.mark.usefixtures("two_revisions")
@@ -92,7 +92,7 @@ def test_the_second_waits_for_the_first_when_the_tables_exist(empty: sa.Engine, 
         waits_for = "SELECT mode FROM pg_locks WHERE NOT granted AND pid = %s AND relation = 'sqlane_version'::regclass"
         assert conn.exec_driver_sql(waits_for, (pid,)).scalars().all() == ["ShareRowExclusiveLock"]
         conn.commit() if commits else conn.rollback()
-        assert second.result(timeout=20) == ([] if commits else ["sqlane_0002"])
+        assert second.result(timeout=60) == ([] if commits else ["sqlane_0002"])
 
 
 def test_an_apply_that_waited_for_a_revert_migrates_again(empty: sa.Engine) -> None:
@@ -103,5 +103,5 @@ def test_an_apply_that_waited_for_a_revert_migrates_again(empty: sa.Engine) -> N
         second = pool.submit(migrations.apply, empty, queue)
         wait_for_lock_wait(empty)
         conn.commit()
-        second.result(timeout=20)
+        second.result(timeout=60)
     migrations.check(empty, queue)

@@ -109,7 +109,7 @@ class Stage:
         if case.barrier is None:
             rivals.extend(self.start(case))
         (self.first.commit if case.commits else self.first.rollback)()
-        results += [rival.result(timeout=30) for rival in rivals]
+        results += [rival.result(timeout=60) for rival in rivals]
         if not rivals:
             return False
         judge(case, before, results, observe(self.admin))

@@ -147,7 +147,7 @@ def test_each_place_has_a_channel_of_its_own(engine: sa.Engine) -> None:
                 sleepers = sa.delete(queue.tables.sleepers)
                 conn.execute(sleepers)
             heard = []
-            for notice in listener.notifies(timeout=20):
+            for notice in listener.notifies(timeout=60):
                 heard.append(notice)
                 if notice.payload == "end":
                     break

@@ -56,7 +56,7 @@ def test_it_ends_a_wait(bell: Bell) -> None:
         bell.set()
         wait_until(lambda: len(heard) > ring)  # noqa: B023
         time.sleep(chance.choice((0, 0, 0.0001)))
-    waiter.join(20)
+    waiter.join(60)
     assert not waiter.is_alive()
 
 

@@ -119,7 +119,7 @@ def test_every_connection_may_be_terminated(
 
     @queue.job("wait")
     def wait(payload: Any) -> None:
-        assert go.wait(30)
+        assert go.wait(60)
 
     queue.job("quick")(lambda payload: None)
     id_ = enqueue("wait")
@@ -143,7 +143,7 @@ def test_a_read_only_period_ends_without_a_restart(
 
     @queue.job("wait")
     def wait(payload: Any) -> None:
-        assert go.wait(30)
+        assert go.wait(60)
 
     ids = [enqueue("wait")]
     worker = work()
@@ -268,7 +268,7 @@ def test_a_worker_whose_renewals_fail_loses_its_leases(
     def wait(payload: Any, ctx: JobContext) -> None:
         runs.append(1)
         if len(runs) == 1:
-            assert ctx.cancelled.wait(30)
+            assert ctx.cancelled.wait(60)
             reasons.append(ctx.cancel_reason)
 
     id_ = enqueue("wait")
@@ -291,7 +291,7 @@ def test_transactional_handlers_are_not_short_of_connections(
     statements: list[str] = []
     sa.event.listen(small, "before_cursor_execute", lambda conn, cursor, sql, *rest: statements.append(sql))
     small = small.execution_options(mine=True)
-    together = threading.Barrier(4, timeout=30)
+    together = threading.Barrier(4, timeout=60)
     options: list[bool] = []
 
     @queue.job("meet", transactional=True, max_attempts=1)
@@ -331,7 +331,7 @@ def test_an_outage_of_the_applications_creator(
     @queue.job("plain", max_attempts=1)
     def plain(payload: str) -> None:
         called.append(payload)
-        assert returned.wait(20)
+        assert returned.wait(60)
 
     queue.job("own", transactional=True, max_attempts=1)(lambda payload: called.append(payload))
     ids = [enqueue("plain", "a"), enqueue("plain", "b")]
@@ -362,7 +362,7 @@ def test_the_application_connects_while_a_worker_comes_and_goes(database_url: st
     def password(dialect: Any, record: Any, args: Any, options: dict[str, Any]) -> None:
         if threading.current_thread() is connecting:
             within.set()
-            go_on.wait(20)
+            go_on.wait(60)
 
     answers = list[object]()
 
@@ -383,13 +383,13 @@ def test_the_application_connects_while_a_worker_comes_and_goes(database_url: st
         go_on.clear()
         connecting = threading.Thread(target=connect)
         connecting.start()
-        assert within.wait(20)
+        assert within.wait(60)
         if change == "start":
             worker.start()
         else:
             worker.stop()
         go_on.set()
-        connecting.join(20)
+        connecting.join(60)
         worker.stop()
     assert answers == [1, 1]
 

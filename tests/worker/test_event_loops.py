@@ -31,7 +31,7 @@ def no_loop_signals(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(os.name != "posix", reason="sends itself SIGTERM")
 def test_loops_that_take_no_signal_handlers(queue: Queue, engine: sa.Engine, enqueue: Any, sql: Any) -> None:
     """K122: `run` in the main thread, `def` and `async def`, ended by a signal."""
-    ran = threading.Barrier(3, timeout=20)
+    ran = threading.Barrier(3, timeout=60)
     queue.job("sync")(lambda payload: ran.wait() and None)
 
     @queue.job("async")

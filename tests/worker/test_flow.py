@@ -104,7 +104,7 @@ def test_a_job_that_waits_for_a_slot_is_handed_back(
         queue.enqueue_many(conn, (queue.new("mixed", n) for n in range(600)))
     before = {row.id: row.run_at for row in sql("SELECT id, run_at FROM sqlane_jobs")}
     work(concurrency=2)
-    assert gate.wait(30)
+    assert gate.wait(60)
     wait_until(lambda: sql("SELECT count(*) FROM sqlane_jobs WHERE status = 'running'") == [(2,)])
     # In turns after that it would claim again.
     turns.clear()

@@ -106,7 +106,7 @@ def test_a_handlers_context_variables_are_its_own(queue: Queue, submit: Any, job
 def test_each_slot_has_a_thread_when_handlers_block(queue: Queue, submit: Any, jobs: RunningJobs) -> None:
     """Threads start one another: the last one as surely as the first."""
     all_run = threading.Barrier(CONCURRENCY)
-    queue.job("blocks")(lambda payload: all_run.wait(30) and None)
+    queue.job("blocks")(lambda payload: all_run.wait(60) and None)
     for _ in range(3):
         submit("blocks", ["1"] * CONCURRENCY)
         assert ended(jobs, CONCURRENCY) == [Completed()] * CONCURRENCY
@@ -121,7 +121,7 @@ def test_threads_and_tasks_start_each_other(queue: Queue, submit: Any, jobs: Run
         await asyncio.to_thread(go_on.wait, 30)
 
     queue.job("async")(waits)
-    queue.job("def")(lambda payload: go_on.wait(30) and None)
+    queue.job("def")(lambda payload: go_on.wait(60) and None)
     for names in (("async", "def", "async"), ("def", "async", "def")):
         go_on.clear()
         for name in names:
@@ -168,7 +168,7 @@ def test_no_more_threads_are_made_than_slots(
         go_through(*args)
         if threading.current_thread().name.startswith("sqlane-handler"):
             at_the_step.release()
-            assert go_on.wait(30)
+            assert go_on.wait(60)
 
     async def waits(payload: object) -> None:
         await asyncio.to_thread(all_there.wait, 30)  # one that ends sooner is followed by what a thread was to follow
@@ -177,13 +177,13 @@ def test_no_more_threads_are_made_than_slots(
     queue.job("quick")(lambda payload: names.add(threading.current_thread().name))
     queue.job("async")(waits)
     gate = threading.Barrier(CONCURRENCY + 1)
-    queue.job("gate")(lambda payload: gate.wait(30) and None)
+    queue.job("gate")(lambda payload: gate.wait(60) and None)
     submit("gate", ["1"] * CONCURRENCY)
     if not with_finish:
         submit("async", ["1"] * CONCURRENCY)
-    gate.wait(30)
+    gate.wait(60)
     for _ in range(CONCURRENCY):
-        assert at_the_step.acquire(timeout=30)
+        assert at_the_step.acquire(timeout=60)
     all_there.set()
     submit("quick", ["1"] * CONCURRENCY)
     if not with_finish:
@@ -411,7 +411,7 @@ def test_the_timer_is_woken_for_an_earlier_deadline_only(queue: Queue, submit: A
     go = threading.Event()
 
     def wait(payload: int) -> None:
-        assert go.wait(20)
+        assert go.wait(60)
 
     queue.job("long", timeout=3600)(wait)
     queue.job("short", timeout=LOOK_INTERVAL / 2)(wait)
@@ -440,7 +440,7 @@ def test_a_job_that_starts_during_the_timers_look_is_not_missed(
 
     @queue.job("short", timeout=60)
     def wait(payload: int) -> None:
-        assert go.wait(20)
+        assert go.wait(60)
 
     timer = Timer(jobs, CONCURRENCY)
     monkeypatch.setattr(timer.wake, "wait", lambda timeout: None)

@@ -45,7 +45,7 @@ def test_no_transaction_is_left_open(queue: Queue, work: Any, engine: sa.Engine,
     work(lease=0.6, sweep_interval=0.3)
     if kind != "idle":
         for _ in range(4):
-            assert running.acquire(timeout=20)
+            assert running.acquire(timeout=60)
     watcher = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
     seen: set[str] = set()
     end = time.monotonic() + LAST

@@ -29,7 +29,7 @@ def test_a_job_that_commits_while_its_key_is_freed_starts(
     @queue.job("holder", mutex_keys=["k"], completed_retention=0)
     def holder(payload: Any) -> None:
         entered.set()
-        assert go.wait(30)
+        assert go.wait(60)
         left.set()
 
     queue.job("follower", mutex_keys=["k"], completed_retention=0)(lambda payload: followed.set())
@@ -40,13 +40,13 @@ def test_a_job_that_commits_while_its_key_is_freed_starts(
         for event in (entered, go, left, followed):
             event.clear()
         enqueue("holder")
-        assert entered.wait(20)
+        assert entered.wait(60)
         with engine.connect() as conn:
             conn.begin()
             queue.enqueue(conn, "follower")
             go.set()
             if chance.random() < 0.6:
-                assert left.wait(20)
+                assert left.wait(60)
             if chance.random() < 0.3:
                 wait_until(lambda: not keys_held(engine))
             conn.commit()

@@ -86,7 +86,7 @@ def test_a_handler_that_swallows_its_cancellation_for_ever(queue: Queue, work: A
     queue.job("quick")(lambda payload: None)
     id_ = enqueue("deaf")
     work(lease=3.0, concurrency=2)  # one that ends on a busy machine is followed by a second run, in the other slot
-    assert swallowed.acquire(timeout=20)
+    assert swallowed.acquire(timeout=60)
     stuck = wait_until(lambda: one if (one := job(id_)).timed_out_at else None)
     for _ in range(3):
         lease = job(id_).locked_until

@@ -90,7 +90,7 @@ def test_run_in_a_thread_and_stop(queue: Queue, engine: sa.Engine, enqueue: Any,
     id_ = enqueue("quick")
     wait_until(lambda: job(id_).status == "completed")
     worker.stop()
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -193,7 +193,7 @@ def test_a_stop_while_run_starts(queue: Queue, engine: sa.Engine) -> None:
         wait_for_lock_wait(engine)
         worker.stop()
         rival.rollback()
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive()
 
 

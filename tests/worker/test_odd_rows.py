@@ -74,7 +74,7 @@ def test_results_are_written_when_the_claim_of_the_same_turn_fails(
 
     @queue.job("slow")
     def slow(payload: Any) -> None:
-        assert go.wait(30)
+        assert go.wait(60)
 
     first = enqueue("slow")
     work(lease=60)  # renewals are refused, too
@@ -131,7 +131,7 @@ def test_a_running_job_that_somebody_has_locked(
     @queue.job("slow", mutex_keys=lambda payload: [f"slow {payload}"])
     def slow(payload: Any) -> None:
         ran.append(payload)
-        assert go.wait(30)
+        assert go.wait(60)
 
     ids = [enqueue("slow", n) for n in range(10)]
     worker = work(concurrency=20, lease=60)

@@ -40,7 +40,7 @@ def test_a_worker_with_three_slots_runs_three(
     worker = work(concurrency=3, lease=60)
     counts: set[int] = set()
     for _ in range(3):
-        assert running.acquire(timeout=20)
+        assert running.acquire(timeout=60)
     for _ in range(20):
         counts.add(sql("SELECT count(*) FROM sqlane_jobs WHERE status = 'running'")[0][0])
         worker._parts.loop.wake()

@@ -40,7 +40,7 @@ def test_a_reference_in_an_open_transaction(
 
     id_ = enqueue("note")
     work(lease=1.0)
-    assert referred.wait(30)
+    assert referred.wait(60)
     for _ in range(3):
         before = lease_end(sql)
         wait_until(lambda before=before: lease_end(sql) > before)  # type: ignore[misc]

@@ -72,7 +72,7 @@ def test_a_result_that_is_refused_waits_as_it_is(
 
     @queue.job("odd", mutex_keys=keys, max_attempts=1 if end == "failed" else 2)
     def odd(payload: Any) -> None:
-        assert go.wait(30)
+        assert go.wait(60)
         if end == "retried":
             raise Retry(3600)
         if end == "failed":

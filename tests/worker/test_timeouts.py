@@ -34,8 +34,8 @@ def test_a_stuck_handler_keeps_its_job_and_keys(
     def slow(payload: Any, ctx: JobContext) -> None:
         runs.append(ctx.attempt)
         if ctx.attempt == 1:
-            told.append((ctx.cancelled.wait(20), ctx.cancel_reason))
-            assert release.wait(20)
+            told.append((ctx.cancelled.wait(60), ctx.cancel_reason))
+            assert release.wait(60)
 
     queue.job("other", mutex_keys=["k"])(lambda payload: runs.append(0))
     id_, other = enqueue("slow"), enqueue("other")
@@ -88,10 +88,10 @@ def test_a_stop_counts_what_has_overrun_its_timeout(
     """It would otherwise start again with each worker for ever, under a supervisor and `exit_when_stuck`."""
 
     def stuck(payload: Any) -> None:
-        release.wait(30)
+        release.wait(60)
 
     async def stuck_async(payload: Any) -> None:
-        release.wait(30)  # in the event loop, where nothing reaches it
+        release.wait(60)  # in the event loop, where nothing reaches it
 
     queue.job("sorry")(lambda payload: None)
     handler = stuck if kind == "def" else stuck_async
@@ -118,7 +118,7 @@ def test_all_slots_stuck_is_said_and_may_end_the_worker(
 
     @queue.job("stuck", timeout=0.05)
     def stuck(payload: Any) -> None:
-        release.wait(20)
+        release.wait(60)
 
     for _ in range(2):
         enqueue("stuck")

@@ -81,7 +81,7 @@ def test_a_handler_past_its_timeout_has_no_effects(
     @queue.job("late", transactional=True, max_attempts=1, timeout=0.1)
     def late(payload: Any, ctx: JobContext) -> None:
         ctx.connection.execute(sa.text("INSERT INTO effects (note) VALUES ('late')"))
-        assert ctx.cancelled.wait(30)
+        assert ctx.cancelled.wait(60)
 
     id_ = enqueue("late")
     run(lease=60)
@@ -98,7 +98,7 @@ def test_a_completion_that_waits_for_ever_ends(
     monkeypatch.setattr("sqlane_sa.worker.deadlines.SHORTEST", 1.0)
     monkeypatch.setattr("sqlane_sa.worker.deadlines.LONGEST", 1.0)
     go = threading.Event()
-    queue.job("write", transactional=True)(lambda payload: go.wait(30) and None)
+    queue.job("write", transactional=True)(lambda payload: go.wait(60) and None)
     id_ = enqueue("write")
     work(lease=60)
     wait_until(lambda: job(id_).status == "running")
@@ -119,11 +119,11 @@ def test_a_lost_lease_rolls_everything_back(
     def handler(payload: Any, ctx: JobContext) -> None:
         ctx.session.add(Effect(note="late"))
         started.set()
-        assert go.wait(20)
+        assert go.wait(60)
 
     id_ = enqueue("write")
     worker = work(lease=60.0)
-    assert started.wait(20)
+    assert started.wait(60)
     sql("UPDATE sqlane_jobs SET lock_token = 'another' WHERE id = :id", id=id_)
     go.set()
     wait_until(lambda: len(worker._parts.jobs) == 0)

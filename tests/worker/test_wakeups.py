@@ -65,7 +65,7 @@ def test_a_freed_key_wakes_another_worker(queue: Queue, asleep: Any, enqueue: An
 
     @queue.job("first", mutex_keys=["k"])
     def first(payload: Any) -> None:
-        assert go.wait(30)
+        assert go.wait(60)
 
     queue.job("second", mutex_keys=["k"])(lambda payload: None)
     asleep(names=["first"])

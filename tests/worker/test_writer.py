@@ -122,7 +122,7 @@ def test_claims_go_on_while_it_writes(
 
     def stand_still(*arguments: Any, **options: Any) -> list[str]:
         stands.set()
-        assert go_on.wait(30)
+        assert go_on.wait(60)
         return complete(*arguments, **options)
 
     def counted(*arguments: Any, **options: Any) -> None:
@@ -135,7 +135,7 @@ def test_claims_go_on_while_it_writes(
     queue.job("plain")(done.append)
     fill(engine, queue, "plain", 6000)
     work()
-    assert stands.wait(30)
+    assert stands.wait(60)
     wait_until(lambda: len(done) >= 2000)
     go_on.set()
     wait_until(lambda: sql(STATUSES) == [("plain", "completed", 1, 6000)])
@@ -253,7 +253,7 @@ def test_a_job_enqueued_while_the_loop_looked_is_not_left_behind(
     @queue.job("parent")
     def parent(payload: None, ctx: JobContext) -> None:
         started.set()
-        assert go.wait(20)
+        assert go.wait(60)
         ctx.enqueue("child")
 
     probe = Loop._probe
@@ -290,14 +290,14 @@ def test_a_row_that_was_locked_for_a_moment_goes_with_the_next_batch(
 
     @queue.job("plain")
     def plain(payload: None) -> None:
-        assert locked.wait(20)
+        assert locked.wait(60)
 
     first_tries = Results._first_tries
 
     def note(self: Results, results: Any, now: float) -> Any:
         if results:
             passed_over.set()
-            assert let_go.wait(20)
+            assert let_go.wait(60)
         return first_tries(self, results, now)
 
     let_go = threading.Event()
@@ -308,7 +308,7 @@ def test_a_row_that_was_locked_for_a_moment_goes_with_the_next_batch(
     with engine.begin() as rival:
         rival.execute(sa.text("SELECT FROM sqlane_jobs FOR UPDATE")).close()
         locked.set()
-        assert passed_over.wait(20)
+        assert passed_over.wait(60)
     let_go.set()
     wait_until(lambda: sql(STATUSES) == [("plain", "completed", 1, 1)])
     assert apart == []
