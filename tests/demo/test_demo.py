@@ -47,7 +47,7 @@ class TestOwnServer:
             pids = demo.worker_pids()
             assert processes_of(folder) != []
             code, out, err = demo.end()
-        assert (code, err) == (0, "")
+        assert (code, err) == (0, ""), out
         lines = out.splitlines()
         assert lines[0].startswith("starting PostgreSQL 18.")
         assert all(re.search(re.escape(promise.text) + r"  .*\d.*  yes$", out, re.M) for promise in PROMISES)
@@ -87,7 +87,7 @@ class TestOwnServer:
             assert table.split()[-2] == "2"
             demo.process.send_signal(signal.SIGINT)
             code, out, err = demo.end()
-        assert (code, err) == (0, "")
+        assert (code, err) == (0, ""), out
         assert out.endswith("the server is removed\n")
         assert_nothing_is_left(folder)
 
@@ -106,7 +106,7 @@ class TestGivenServer:
             pids = demo.worker_pids()
             assert len(schemas(database_url)) == 1
             code, out, err = demo.end()
-        assert (code, err) == (0, "")
+        assert (code, err) == (0, ""), out
         url = sa.make_url(database_url)
         assert out.startswith(f"postgres@127.0.0.1:{url.port}/{url.database}: PostgreSQL ")
         assert out.splitlines()[-1].startswith("all 9 promises kept")
@@ -124,7 +124,7 @@ class TestGivenServer:
             url = sa.make_url(database_url).set(username=role, password="s3cr:t/@'$x")
             with started("--orders", "60", "--keep", "--url", url.render_as_string(hide_password=False)) as demo:
                 code, out, err = demo.end()
-            assert (code, err) == (0, "")
+            assert (code, err) == (0, ""), out
             assert "s3cr" not in out and "to look at them (with the password in PGPASSWORD):" in out
             [pasted] = re.findall(r"^  (sqlane stats .*\\\n .*)$", out, re.M)
             path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
