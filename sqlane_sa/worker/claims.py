@@ -17,7 +17,7 @@ from sqlane_sa.queue import Queue
 from sqlane_sa.values.ids import new_id
 from sqlane_sa.values.job import ClaimedJob
 from sqlane_sa.worker.database import Database
-from sqlane_sa.worker.outcomes import is_hopeless, is_refused, may_pass
+from sqlane_sa.worker.outcomes import is_contended, is_hopeless, may_pass
 from sqlane_sa.worker.running import RunningJob
 from sqlane_sa.worker.service import first_line
 
@@ -28,16 +28,24 @@ ODD_PAUSES = (30.0, 300.0)
 """The first and the longest: seconds until a job that could not be claimed is tried again."""
 MAX_ASIDE = 100
 """So many rows that cannot be claimed: the fault is not theirs, and is treated like an outage."""
+MAX_REFUSED = 5
+"""So many that are refused like in an outage, and none that is claimed: it is taken for one."""
+SHARE_OF_LEASE, MAX_SEARCH = 0.1, 1.0
+"""How long a search for odd rows may take, of the lease and in seconds, once it has claimed something: that has to
+start, and nobody renews it before."""
 FORGET_AFTER = 30.0
 """Seconds from when a job was to be tried again, in which no look has found it."""
 
 
 class Aside(NamedTuple):
-    """A job that could not be claimed, and when it is tried again."""
+    """A job that could not be claimed, and when it is tried again. `said` is whether the fault is known to be its own:
+    before that it may be an outage."""
 
     at: float
     pause: float
     keyed: bool
+    since: float
+    said: bool
 
 
 class Terms(TypedDict):
@@ -57,6 +65,7 @@ class Claims:
         self._lease = lease
         self._aside: dict[str, Aside] = {}
         self._suspicious = False
+        self._worked_at = 0.0
         self._open: list[str] = []
         self._in_doubt: list[str] = []
 
@@ -74,7 +83,7 @@ class Claims:
         except Exception as error:
             if may_pass(error):
                 self._suspicious = self._suspicious or bool(self._open)
-            elif not is_hopeless(error):
+            if not (is_hopeless(error) or is_contended(error)):
                 self._in_doubt += self._open
             raise
         finally:
@@ -162,24 +171,51 @@ class Claims:
         return [job._replace(payload_text=texts.get(job.id)) for job in claimed]
 
     def _around(self, found: Sequence[str], want: int, places: Mapping[str, float], *, keyed: bool) -> list[ClaimedJob]:
-        now = time.monotonic()
-        self._forget(found, now, keyed=keyed)
-        parts = [[id_ for id_ in found if id_ not in self._aside or self._aside[id_].at <= now][:want]]
+        began = time.monotonic()
+        self._forget(found, began, keyed=keyed)
+        again = [id_ for id_ in found if id_ in self._aside and self._aside[id_].at <= began][: max(1, want // 2)]
+        # From the end: those that are tried again come first, each by itself, and take no more than half.
+        parts = [[id_ for id_ in found if id_ not in self._aside][:want], *([id_] for id_ in reversed(again))]
         claimed: list[ClaimedJob] = []
+        refused: dict[str, Exception] = {}
         try:
-            while parts:
-                part = parts.pop()
+            while parts and not self._is_enough(claimed, want, began) and self._new_of(refused) < MAX_REFUSED:
+                part = parts.pop()[: want - len(claimed)]
                 error = self._claim_part(part, places, claimed)
-                if error and len(part) == 1:
-                    self._set_aside(part[0], error, keyed=keyed)
-                elif error:
+                if error and len(part) > 1:
                     parts += [part[len(part) // 2 :], part[: len(part) // 2]]
+                elif error:
+                    refused[part[0]] = error
+            self._judge(refused, bool(claimed), keyed=keyed)
         except Exception:
             if not claimed:
                 raise
             return claimed  # they run; the next turn meets the outage
         self._suspicious = False
         return claimed
+
+    def _is_enough(self, claimed: Sequence[ClaimedJob], want: int, began: float) -> bool:
+        return len(claimed) >= want or (
+            bool(claimed) and time.monotonic() - began > min(SHARE_OF_LEASE * self._lease, MAX_SEARCH)
+        )
+
+    def _new_of(self, refused: Mapping[str, Exception]) -> int:
+        return sum(id_ not in self._aside for id_, error in refused.items() if _is_like_an_outage(error))
+
+    def _judge(self, refused: Mapping[str, Exception], works: bool, *, keyed: bool) -> None:
+        """Set them aside. Raises where it may as well be an outage: nothing was claimed since their first refusal."""
+        outage: Exception | None = None
+        if works:
+            self._worked_at = time.monotonic()
+        for id_, error in refused.items():
+            before = self._aside.get(id_)
+            known = (
+                works or not _is_like_an_outage(error) or (before and (before.said or before.since < self._worked_at))
+            )
+            self._set_aside(id_, error, before, keyed=keyed, said=bool(known))
+            outage = outage or (None if known else error)
+        if outage:
+            raise outage
 
     def _forget(self, found: Collection[str], now: float, *, keyed: bool) -> None:
         """What another worker has claimed, or somebody changed. A look for keys sees whatever can start; one for jobs
@@ -214,22 +250,27 @@ class Claims:
             self._aside.pop(id_, None)
         return None
 
-    def _set_aside(self, id_: str, error: Exception, *, keyed: bool) -> None:
-        before = self._aside.get(id_)
-        if before is None:
-            if len(self._aside) >= MAX_ASIDE:
-                raise error
-            if may_pass(error) and not is_refused(error):
-                log.warning(
-                    "job %s waits for a lock that another transaction holds, or the like; the others go on: %s",
-                    id_,
-                    first_line(error),
-                )
-            else:
-                log.error("job %s cannot be claimed and is left alone; the others go on: %s", id_, first_line(error))
+    def _set_aside(self, id_: str, error: Exception, before: Aside | None, *, keyed: bool, said: bool) -> None:
+        if before is None and len(self._aside) >= MAX_ASIDE:
+            raise error
+        now = time.monotonic()
         first, last = LOCKED_PAUSES if may_pass(error) else ODD_PAUSES
         pause = first if before is None else min(2 * before.pause, last)
-        self._aside[id_] = Aside(time.monotonic() + pause, pause, keyed)
+        self._aside[id_] = Aside(now + pause, pause, keyed, before.since if before else now, said)
+        if not said or (before and before.said):
+            return
+        if is_contended(error):
+            log.warning(
+                "job %s waits for a lock that another transaction holds, or the like; the others go on: %s",
+                id_,
+                first_line(error),
+            )
+        else:
+            log.error("job %s cannot be claimed and is left alone; the others go on: %s", id_, first_line(error))
+
+
+def _is_like_an_outage(error: Exception) -> bool:
+    return may_pass(error) and not is_contended(error)
 
 
 def _pick_in_place(

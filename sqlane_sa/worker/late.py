@@ -56,14 +56,17 @@ class LateResults:
         self._results.update((id(result[0]), result) for result in results)
 
     def _say(self, locked: Sequence[Result]) -> None:
-        locked = [result for result in locked if not result[0].refused]
         if locked and not self._said:
             self._said = True
+            first = locked[0][0]
+            why = "another transaction has locked" if first.refusal is None else "the database refuses for now"
             log.warning(
-                "%d results wait for rows that another transaction has locked, the first for job %s; the rest goes on",
+                "%d results wait for rows that %s, the first for job %s%s; the rest goes on",
                 len(locked),
-                locked[0][0].id,
+                why,
+                first.id,
+                f" ({first.refusal})" if first.refusal else "",
             )
         if self._said and not self._results:
             self._said = False
-            log.warning("the results that waited for locked rows are written")
+            log.warning("the results that waited for their rows are written")

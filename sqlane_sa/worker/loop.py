@@ -156,14 +156,16 @@ class Loop:
             self._results.put_back(finished, timed_out)
             raise
         self._free_lines(self._results.forget(finished))
-        self._start(claimed)
+        self._start(claimed, before)
+        began = time.monotonic()
         apart = self._claim_apart()
-        self._start(apart)
+        self._start(apart, began)
+        began = time.monotonic()
         keyed = self._claim_keyed()
         if claimed or apart or keyed:
             # All of it is the time in which slots come free: without the claim of keys, theirs would never be large.
             self._capacity.measure(*self._handlers.progress(), time.monotonic() - before)
-        self._start(keyed)
+        self._start(keyed, began)
         self._write_late()
         if self._supposed:
             self._hints.followed(time.monotonic(), bool(claimed or apart or keyed))
@@ -266,8 +268,8 @@ class Loop:
     def _recall(self) -> None:
         """Jobs of claims whose commit was never acknowledged, and which the database has as ours."""
         if self._claims.in_doubt:
-            known = self._jobs.locks()
-            self._start([job for job in self._claims.recall() if (job.id, job.lock_token) not in known])
+            known, began = self._jobs.locks(), time.monotonic()
+            self._start([job for job in self._claims.recall() if (job.id, job.lock_token) not in known], began)
 
     def _go_apart(self, error: Exception, results: Sequence[Result], timed_out: Sequence[RunningJob]) -> None:
         """The turn failed for one of its rows: what it was to write is written apart, and the next claims find it."""
@@ -338,14 +340,14 @@ class Loop:
             if job.claimed.mutex_keys:
                 self._keyed.lines.add(job.claimed.mutex_keys)
 
-    def _start(self, claimed: Sequence[ClaimedJob]) -> None:
+    def _start(self, claimed: Sequence[ClaimedJob], began: float) -> None:
+        """What a claim that began then got: the leases may count from its beginning."""
         if not claimed:
             return
         self.idle.clear()
-        now = time.monotonic()
         definitions = self._queue.definitions
-        self._started_at = now
-        starting = [RunningJob(job, definitions[job.name], now, self._lease) for job in claimed]
+        self._started_at = time.monotonic()
+        starting = [RunningJob(job, definitions[job.name], began, self._lease) for job in claimed]
         self._jobs.add(*starting)
         if self.claiming:
             self._handlers.submit(starting)

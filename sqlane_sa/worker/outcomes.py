@@ -32,10 +32,8 @@ _OUTAGES = (
 )
 
 # What a statement fails with for the sake of another session: serialization failure, deadlock, lock not available,
-# cancelled (by a time limit, or by hand). And no rights, no such table or column: where our own statement meets that it
-# is an outage, for all rows; but a trigger of the application's may meet it for some of them.
-_REFUSED = "42"
-_PASSING = ("40001", "40P01", "55P03", "57014", _REFUSED)
+# cancelled (by a time limit, or by hand).
+_CONTENDED = ("40001", "40P01", "55P03", "57014")
 
 
 def results_to_write(finished: Sequence[Finished]) -> list[Result]:
@@ -111,7 +109,7 @@ def write_apart(database: Database, queue: Queue, results: Sequence[Result]) -> 
         if len(results) == 1:
             if not locked:
                 return _write_instead(database, queue, *results[0], error)
-            _say_refused(results[0][0], error.__cause__)
+            results[0][0].refusal = _refusal(error.__cause__)
             return list(results)
     half = len(results) // 2
     return write_apart(database, queue, results[:half]) + write_apart(database, queue, results[half:])
@@ -129,27 +127,25 @@ def is_hopeless(error: BaseException) -> bool:
     return not code.startswith(_OUTAGES) if code else isinstance(error, DataError)
 
 
-def is_refused(error: BaseException) -> bool:
-    """Whether a statement failed for the lack of rights, or of something it names: ours, or a trigger's."""
-    return isinstance(error, DBAPIError) and sqlstate(error).startswith(_REFUSED)
+def is_contended(error: BaseException) -> bool:
+    """Whether a statement gave way to another session, mostly one that holds a lock: it may succeed soon."""
+    return isinstance(error, DBAPIError) and sqlstate(error) in _CONTENDED
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether a statement gave way to another session, mostly one that holds a lock; or a trigger may have met an
-    outage of its own. It may be for one row of many, so the others are tried apart from it; and it may succeed soon."""
-    return isinstance(error, DBAPIError) and sqlstate(error).startswith(_PASSING)
+    """Whether a statement failed for something that may end, on a connection that goes on. It may be for one row of
+    many: another session has locked that, or a trigger met an outage of its own. So the others are tried apart."""
+    if not isinstance(error, DBAPIError) or error.connection_invalidated:
+        return False
+    return sqlstate(error).startswith(_OUTAGES)
 
 
 class _LockedError(Exception):
     """A row that a result is written to is locked, or refused for now; a lock on a whole table is an outage."""
 
 
-def _say_refused(job: RunningJob, reason: BaseException | None) -> None:
-    if reason is not None and is_refused(reason) and not job.refused:
-        job.refused = True
-        log.error(
-            "job %s (%s): its result waits until it is not refused: %s", job.id, job.claimed.name, first_line(reason)
-        )
+def _refusal(error: BaseException | None) -> str | None:
+    return first_line(error) if error is not None and not is_contended(error) else None
 
 
 def _write_free(database: Database, queue: Queue, results: Sequence[Result]) -> list[Result]:

@@ -44,7 +44,7 @@ class RunningJob:
         "lease_end",
         "passed_over",
         "queued_at",
-        "refused",
+        "refusal",
         "started_at",
         "task",
     )
@@ -61,8 +61,8 @@ class RunningJob:
         """Whether the handler's own transaction is completing it: then it is neither running nor lost for a moment."""
         self.passed_over = False
         """Whether its result was tried to be written once, while its row was locked."""
-        self.refused = False
-        """Whether it has been said that its result is refused for now."""
+        self.refusal: str | None = None
+        """Why the database has refused its result for now; None while its row is merely locked."""
         self.error: BaseException | None = None
         self.cancelled: str | None = None
         self.task: asyncio.Task[Any] | None = None

@@ -25,6 +25,7 @@ MAX_BATCHES = 50
 """Of each kind in one round, so that a long backlog of one does not keep the others waiting for ever."""
 QUERY_CANCELED = "57014"
 RECOVERED_AT_ONCE = 100
+MAX_REFUSED = 5
 
 
 class Sweeper:
@@ -157,24 +158,32 @@ class Sweeper:
         try:
             return self._delete(limit)
         except DBAPIError as error:
-            if not is_hopeless(error):
+            if not self._may_be_one(error, limit):
                 raise
         return self._delete_around(limit)
+
+    def _may_be_one(self, error: DBAPIError, limit: int) -> bool:
+        """Whether one of these rows may be why they cannot be deleted; or they are too many for a time limit."""
+        if sqlstate(error) == QUERY_CANCELED:
+            return limit == 1
+        return is_hopeless(error) or may_pass(error)
 
     def _delete_around(self, limit: int) -> int:
         """Of the first `limit`, those that can be deleted, and past the others; how many. By halves up to one of those,
         and in growing steps from it."""
         deleted, looked_at, step = 0, 0, limit
-        while looked_at < limit:
+        outage: DBAPIError | None = None
+        while looked_at < limit and not (outage and not deleted and looked_at >= MAX_REFUSED):
             step = min(step, limit - looked_at)
             try:
                 gone = self._delete(step)
             except DBAPIError as error:
-                if not is_hopeless(error):
+                if not self._may_be_one(error, step):
                     raise
                 if step == 1:
                     self._pass_over(error)
                     looked_at += 1
+                    outage = outage or (error if may_pass(error) else None)
                 step = max(step // 2, 1)
                 continue
             deleted += gone
@@ -182,6 +191,8 @@ class Sweeper:
             if gone < step:
                 break
             step *= 2
+        if outage and not deleted:
+            raise outage
         return deleted
 
     def _delete(self, limit: int) -> int:

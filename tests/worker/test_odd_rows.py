@@ -149,7 +149,7 @@ def test_a_running_job_that_somebody_has_locked(
     wait_until(lambda: job(ids[4]).status == "completed")
     assert len(ran) == 10
     assert caplog.text.count("wait for rows that another transaction has locked") == 1
-    wait_until(lambda: "the results that waited for locked rows are written" in caplog.text)
+    wait_until(lambda: "the results that waited for their rows are written" in caplog.text)
 
 
 def test_a_stale_job_whose_key_is_locked_holds_up_no_sweep(

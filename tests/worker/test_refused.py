@@ -1,4 +1,4 @@
-"""A trigger of the application's that lacks a table or a right for some rows: an outage for those, and for no other."""
+"""A trigger of the application's that meets an outage of its own for some rows: it is one for those, and no others."""
 
 from __future__ import annotations
 
@@ -10,16 +10,22 @@ import pytest
 import sqlalchemy as sa
 
 from sqlane_sa import Job, Queue, Retry, Worker, store
-from sqlane_sa.worker.claims import MAX_ASIDE
 from tests.support import wait_until
 
 Read = Callable[[str], Job]
 
-REFUSALS = pytest.mark.parametrize(
-    "refusal",
-    ["PERFORM FROM not_there", "RAISE insufficient_privilege", "NEW.not_there := 1"],
-    ids=["table", "right", "column"],
-)
+KINDS = {
+    "table": "PERFORM FROM not_there",
+    "state": "PERFORM currval('numbers')",
+    "shutdown": "RAISE EXCEPTION 'no' USING ERRCODE = '57P01'",
+    "right": "RAISE insufficient_privilege",
+    "column": "NEW.not_there := 1",
+    "connection": "RAISE EXCEPTION 'no' USING ERRCODE = '08001'",
+    "resources": "RAISE EXCEPTION 'no' USING ERRCODE = '53300'",
+    "internal": "RAISE EXCEPTION 'no' USING ERRCODE = 'XX000'",
+}
+REFUSALS = pytest.mark.parametrize("refusal", KINDS.values(), ids=KINDS)
+SOME_REFUSALS = pytest.mark.parametrize("refusal", list(KINDS.values())[:3], ids=list(KINDS)[:3])
 KEYS = pytest.mark.parametrize("keyed", [False, True], ids=["plain", "keyed"])
 
 
@@ -33,6 +39,7 @@ def ran(queue: Queue) -> list[Any]:
 
 
 def refuse(sql: Any, condition: str, refusal: str) -> None:
+    sql("CREATE SEQUENCE IF NOT EXISTS numbers")
     sql(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
         f" IF {condition} THEN {refusal}; END IF; RETURN NEW; END $$"
@@ -59,7 +66,7 @@ def test_a_claim_that_is_refused_for_one_row(
     assert worker.failure is None
 
 
-@REFUSALS
+@SOME_REFUSALS
 @KEYS
 @pytest.mark.parametrize("end", ["completed", "retried", "failed"])
 def test_a_result_that_is_refused_waits_as_it_is(
@@ -86,7 +93,7 @@ def test_a_result_that_is_refused_waits_as_it_is(
     with engine.begin() as conn:
         queue.enqueue_many(conn, (queue.new("keyed" if keyed else "plain", n) for n in range(20)))
     go.set()
-    wait_until(lambda: f"job {id_} (odd): its result waits until it is not refused" in caplog.text)
+    wait_until(lambda: f"rows that the database refuses for now, the first for job {id_}" in caplog.text)
     with engine.begin() as conn:
         queue.enqueue_many(conn, (queue.new("keyed" if keyed else "plain", n) for n in range(20, 30)))
     wait_until(lambda: len(ran) == 30)
@@ -98,28 +105,77 @@ def test_a_result_that_is_refused_waits_as_it_is(
     if end == "failed":
         assert result.last_error is not None and result.last_error["message"] == "its own"
     assert worker.failure is None
-    assert caplog.text.count("its result waits until it is not refused") == 1
+    assert caplog.text.count("wait for rows that the database refuses for now") == 1
 
 
 @KEYS
-def test_claims_that_are_all_refused(
+def test_claims_that_are_all_refused_are_an_outage(
     queue: Queue, ran: list[Any], work: Callable[..., Worker], engine: sa.Engine, sql: Any, caplog: Any, keyed: bool
 ) -> None:
-    """Nothing is started or counted until it is over; each job is told of once, and no more of them than one worker
-    sets aside: beyond that it is an outage."""
+    """Said once, and not of each job; nothing is started or counted until it is over."""
     with engine.begin() as conn:
         queue.enqueue_many(conn, (queue.new("keyed" if keyed else "plain", n) for n in range(300)))
     refuse(sql, "NEW.status = 'running'", "PERFORM FROM not_there")
     worker = work(concurrency=50)
-    wait_until(lambda: caplog.text.count("cannot be claimed and is left alone") >= 50)
+    wait_until(lambda: "trying again until it works" in caplog.text)
     sql("CREATE TABLE not_there ()")
     wait_until(lambda: len(ran) == 300)
     wait_until(lambda: sql("SELECT DISTINCT status, attempts FROM sqlane_jobs") == [("completed", 1)])
-    assert caplog.text.count("cannot be claimed and is left alone") <= MAX_ASIDE
+    assert "cannot be claimed and is left alone" not in caplog.text
+    assert caplog.text.count("trying again until it works") == 1
     assert worker.failure is None
 
 
-@REFUSALS
+@KEYS
+def test_many_rows_that_are_refused_hold_up_none_behind_them(
+    queue: Queue, ran: list[Any], work: Callable[..., Worker], engine: sa.Engine, sql: Any, caplog: Any, keyed: bool
+) -> None:
+    """More than are looked at in one claim, so that at first it looks like an outage."""
+    with engine.begin() as conn:
+        name = "keyed" if keyed else "plain"
+        odd = [one.id for one in queue.enqueue_many(conn, (queue.new(name, n) for n in range(30)))]
+        queue.enqueue_many(conn, (queue.new(name, n) for n in range(30, 50)))
+    refuse(sql, f"NEW.id <= '{odd[-1]}' AND NEW.status = 'running'", "PERFORM FROM not_there")
+    worker = work(concurrency=2)
+    wait_until(lambda: len(ran) == 20)
+    wait_until(lambda: caplog.text.count("cannot be claimed and is left alone") == 30)
+    sql("CREATE TABLE not_there ()")
+    wait_until(lambda: len(ran) == 50)
+    assert worker.failure is None
+
+
+def test_a_lone_row_that_is_refused_holds_up_what_comes_later_no_more_than_once(
+    queue: Queue, ran: list[Any], work: Callable[..., Worker], enqueue: Any, sql: Any, caplog: Any
+) -> None:
+    """It may be an outage, until something else was claimed."""
+    odd = enqueue("plain", "odd")
+    refuse(sql, f"NEW.id = '{odd}' AND NEW.status = 'running'", "PERFORM FROM not_there")
+    worker = work()
+    wait_until(lambda: "trying again until it works" in caplog.text)
+    enqueue("plain", "later")
+    wait_until(lambda: ran == ["later"])
+    wait_until(lambda: f"job {odd} cannot be claimed and is left alone" in caplog.text)
+    sql("DROP TRIGGER refuse ON sqlane_jobs")
+    wait_until(lambda: ran == ["later", "odd"])
+    assert worker.failure is None
+
+
+def test_what_is_claimed_in_a_long_search_starts_before_its_lease_ends(
+    queue: Queue, ran: list[Any], work: Callable[..., Worker], engine: sa.Engine, sql: Any, job: Read
+) -> None:
+    """Each of the refused rows takes a quarter of the lease to be found."""
+    with engine.begin() as conn:
+        good = queue.enqueue(conn, "plain", "good").id
+        queue.enqueue_many(conn, (queue.new("plain", n) for n in range(12)))
+    refuse(sql, f"NEW.id <> '{good}' AND NEW.status = 'running'", "PERFORM pg_sleep(0.25); RAISE check_violation")
+    work(concurrency=20, lease=1.0)
+    wait_until(lambda: ran == ["good"])
+    wait_until(
+        lambda: sql("SELECT status, stalls, attempts FROM sqlane_jobs WHERE id = :id", id=good) == [("completed", 0, 1)]
+    )
+
+
+@SOME_REFUSALS
 def test_a_stale_job_whose_recovery_is_refused_holds_up_no_other(
     queue: Queue, ran: list[Any], work: Callable[..., Worker], engine: sa.Engine, sql: Any, job: Read, refusal: str
 ) -> None:
@@ -132,4 +188,23 @@ def test_a_stale_job_whose_recovery_is_refused_holds_up_no_other(
     assert job(ids[2]).status == "running"
     sql("DROP TRIGGER refuse ON sqlane_jobs")
     wait_until(lambda: job(ids[2]).status == "completed")
+    assert worker.failure is None
+
+
+@pytest.mark.parametrize("refusal", [*KINDS.values(), "RAISE query_canceled", "RAISE serialization_failure"])
+def test_an_expired_job_whose_deletion_is_refused_holds_up_no_other(
+    queue: Queue, ran: list[Any], work: Callable[..., Worker], engine: sa.Engine, sql: Any, refusal: str
+) -> None:
+    with engine.begin() as conn:
+        ids = [one.id for one in queue.enqueue_many(conn, (queue.new("plain", n) for n in range(10)))]
+    worker = work()
+    wait_until(lambda: sql("SELECT count(*) FROM sqlane_jobs WHERE status = 'completed'") == [(10,)])
+    sql("CREATE SEQUENCE numbers")
+    sql(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        f" IF OLD.id = '{ids[3]}' THEN {refusal.replace('NEW.', 'OLD.')}; END IF; RETURN OLD; END $$"
+    )
+    sql("CREATE TRIGGER refuse BEFORE DELETE ON sqlane_jobs FOR EACH ROW EXECUTE FUNCTION refuse()")
+    sql("UPDATE sqlane_jobs SET expires_at = now() - interval '1 hour'")
+    wait_until(lambda: sql("SELECT id FROM sqlane_jobs") == [(ids[3],)])
     assert worker.failure is None
