@@ -38,10 +38,10 @@ class Followed:
             self.turns.append(self._loop._supposed)
         return did
 
-    def _note_start(self, claimed: Any) -> None:
+    def _note_start(self, claimed: Any, began: float) -> None:
         if claimed:
             self.starts.append(self._loop._supposed)
-        self._start(claimed)
+        self._start(claimed, began)
 
     def check(self) -> None:
         """Each wake-up was followed by the first turn after it, and that is how all was found that was started."""
