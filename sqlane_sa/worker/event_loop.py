@@ -47,9 +47,10 @@ class EventLoop:
         return loop
 
     def create_task(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Called in the loop's thread. With a context of its own: the caller's may be that of another job."""
+        """Called in the loop's thread. With a context of its own: the caller's may be that of another job. And not by a
+        task factory, which a handler may have set: it may refuse the context, or run the handler within this call."""
         assert self._loop is not None
-        task = self._loop.create_task(coroutine, context=self._context.copy())
+        task = asyncio.Task(coroutine, loop=self._loop, context=self._context.copy())
         self.tasks.add(task)
         return task
 

@@ -7,6 +7,7 @@ import inspect
 import logging
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -38,6 +39,10 @@ class LeaseLostError(SqlaneError):
     """The job was taken over by another worker before its transaction could complete it."""
 
 
+READERS = 4
+"""Threads that read large payloads for `async def` handlers."""
+
+
 class Execution:
     """Runs handlers.
 
@@ -52,6 +57,9 @@ class Execution:
         self._deadlines = deadlines
         self._refused = False
         self._process = os.getpid()
+        # Not the event loop's own, which handlers may fill, replace or shut down. Its threads are made when it is first
+        # used, and end when nobody refers to it any more.
+        self._readers = ThreadPoolExecutor(READERS, "sqlane-payload")
 
     def run(self, job: RunningJob) -> Outcome | None:
         """Call a `def` handler; None when its own transaction has completed the job, or its lease is over."""
@@ -72,8 +80,10 @@ class Execution:
         if job.cancelled is not None:
             return _not_started(job)
         try:
-            payload = self._payload(job, job.claimed.payload_text or await asyncio.to_thread(self._text, job))
-            await self._call_async(job, payload)
+            text = job.claimed.payload_text
+            if text is None:
+                text = await asyncio.get_running_loop().run_in_executor(self._readers, self._text, job)
+            await self._call_async(job, self._payload(job, text))
         except BaseException as error:
             return self._settle(job, error)
         return self._settle(job, None)

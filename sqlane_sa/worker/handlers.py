@@ -46,7 +46,8 @@ class Handlers:
         self._occupied_at = self._worked = 0.0
         self.refill_at = -1
         """The loop, while it sleeps, is to be woken when no more jobs than this are active."""
-        self._inbox: SimpleQueue[RunningJob | None] = SimpleQueue()
+        self._inbox: deque[RunningJob | None] = deque()
+        self._arrivals: SimpleQueue[None] = SimpleQueue()
         self._idle_threads = 0
         self._threads = 0
         self._event_loop = EventLoop(give_up)
@@ -134,7 +135,7 @@ class Handlers:
     def stop(self) -> None:
         """Let the threads end once they are idle. Handlers that still run are left to themselves."""
         for _ in range(self._threads):
-            self._inbox.put(None)
+            self._put(None)
         self._event_loop.stop()
 
     def _start_in_thread(self, job: RunningJob) -> None:
@@ -147,8 +148,13 @@ class Handlers:
             idle = self._idle_threads > 0
             self._idle_threads -= idle
         if idle:
-            self._inbox.put(job)
+            self._put(job)
         return idle
+
+    def _put(self, job: RunningJob | None) -> None:
+        """For an idle thread; None is for one to end."""
+        self._inbox.append(job)
+        self._arrivals.put(None)
 
     def _spawn(self, job: RunningJob, *, passes_on: bool = True) -> bool:
         """Run it in a new thread, which has the next one started, unless the caller goes on with that."""
@@ -182,21 +188,49 @@ class Handlers:
         job: RunningJob | None = self._pass_on(first) if passes_on else first
         while job is not None:
             self._work_off(job, context)
-            job = self._inbox.get()
+            job = self._get()
             if job is not None:
                 job = self._pass_on(job)
+
+    def _get(self) -> RunningJob | None:
+        """The next job of an idle thread. What arrives is told of first and taken then: an exception that a handler has
+        had sent to its thread, and that comes late, interrupts the wait, and what was to be told of is told again."""
+        while True:
+            try:
+                self._arrivals.get()
+                return self._inbox.popleft()
+            except IndexError:
+                continue  # told of twice
+            except BaseException as error:
+                self._arrivals.put(None)
+                _say_late(error)
 
     def _work_off(self, first: RunningJob, context: Context) -> None:
         """This job, and those that wait, one after the other. The thread counts as idle then."""
         job: RunningJob | None = first
         while job is not None:
-            outcome = self._run(job, context.copy())
-            following = self._next(in_thread=True)
-            self._jobs.finish(job, outcome)
+            following = self._work_one(job, context)
             if following is not None and following.definition.is_async:
                 self._start_tasks([following])
                 following = None
             job = following
+
+    def _work_one(self, job: RunningJob, context: Context) -> RunningJob | None:
+        """The job that takes over its slot. An exception that a handler has had sent to its thread may come anywhere
+        after it has returned."""
+        outcome: Outcome | None = Released(NO_OUTCOME_DELAY)
+        following: RunningJob | None = job
+        try:
+            outcome = self._run(job, context.copy())
+            following = self._next(in_thread=True)
+            self._jobs.finish(job, outcome)
+        except BaseException as error:
+            _say_late(error)
+            if following is job:
+                following = self._next(in_thread=True)
+            if not job.ended:
+                self._jobs.finish(job, outcome)
+        return following
 
     def _run(self, job: RunningJob, context: Context) -> Outcome | None:
         try:
@@ -277,6 +311,11 @@ class Handlers:
         if created and not self._created:
             self._event_loop.call_soon(self._look_at_created)
         self._created += created
+
+
+def _say_late(error: BaseException) -> None:
+    with suppress(Exception):  # a handler of the application's log may be what fails
+        log.warning("%s came to a thread whose handler had returned; it goes on", type(error).__name__)
 
 
 def _without_outcome(job: RunningJob, error: BaseException) -> Outcome:
