@@ -66,6 +66,8 @@ class Claims:
         self._aside: dict[str, Aside] = {}
         self._suspicious = False
         self._worked_at = 0.0
+        self.since = 0.0
+        """When the first claim of the last search began that got something: leases count from then."""
         self._open: list[str] = []
         self._in_doubt: list[str] = []
 
@@ -237,6 +239,7 @@ class Claims:
         """Claim them all in one transaction; or the reason why one of them cannot be."""
         if not ids:
             return None
+        began = time.monotonic()
         try:
             with self.followed(), self._database.transaction() as conn:
                 store.wait_briefly(conn)
@@ -245,6 +248,7 @@ class Claims:
             if not (is_hopeless(error) or may_pass(error)):
                 raise
             return error
+        self.since = self.since if claimed else began
         claimed += got
         for id_ in ids:
             self._aside.pop(id_, None)

@@ -159,13 +159,13 @@ class Loop:
         self._start(claimed, before)
         began = time.monotonic()
         apart = self._claim_apart()
-        self._start(apart, began)
+        self._start(apart, max(began, self._claims.since))
         began = time.monotonic()
         keyed = self._claim_keyed()
         if claimed or apart or keyed:
             # All of it is the time in which slots come free: without the claim of keys, theirs would never be large.
             self._capacity.measure(*self._handlers.progress(), time.monotonic() - before)
-        self._start(keyed, began)
+        self._start(keyed, max(began, self._claims.since))
         self._write_late()
         if self._supposed:
             self._hints.followed(time.monotonic(), bool(claimed or apart or keyed))
