@@ -25,6 +25,7 @@ from sqlane_sa.worker.execution import Execution
 from sqlane_sa.worker.handler_engine import HandlerEngine
 from sqlane_sa.worker.handlers import Handlers
 from sqlane_sa.worker.heartbeat import Heartbeat
+from sqlane_sa.worker.life import Flag
 from sqlane_sa.worker.listener import Listener
 from sqlane_sa.worker.loop import Loop
 from sqlane_sa.worker.options import Options
@@ -152,7 +153,7 @@ class Parts:
         self._starter = starter = Service("database", try_to_start, _nothing, self._give_up)
         starter.start(after=problem)
 
-    def shut_down(self, patience: float, hurry: threading.Event) -> None:
+    def shut_down(self, patience: float, hurry: Flag) -> None:
         with self._lock:
             started, self._state = self._state == "started", "ended"
         if not started:
@@ -179,12 +180,11 @@ class Parts:
         return self.timer.run_once()
 
     @staticmethod
-    def _wait_until(done: Callable[[], bool], patience: float, hurry: threading.Event | None = None) -> None:
+    def _wait_until(done: Callable[[], bool], patience: float, hurry: Flag | None = None) -> None:
         """The loop goes on writing meanwhile: a job is gone from `jobs` once its result is written."""
         end = time.monotonic() + patience
-        pause = hurry or threading.Event()
-        while not done() and not pause.is_set() and time.monotonic() < end:
-            pause.wait(0.01)
+        while not done() and not (hurry and hurry.is_set()) and time.monotonic() < end:
+            time.sleep(0.01)
 
     def _release_running(self) -> None:
         """The handlers left behind run on until the process ends: their keys linger for a lease."""

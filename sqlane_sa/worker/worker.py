@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -18,6 +17,7 @@ from sqlane_sa.queue import Queue
 from sqlane_sa.sqlstate import is_unreachable
 from sqlane_sa.values.errors import HandleError, WorkerError
 from sqlane_sa.worker.deadlines import deadline_for
+from sqlane_sa.worker.life import Life, in_worker_thread
 from sqlane_sa.worker.options import Options
 from sqlane_sa.worker.parts import Parts
 from sqlane_sa.worker.readiness import check_schema
@@ -26,8 +26,6 @@ from sqlane_sa.worker.signals import stop_signals
 log = logging.getLogger("sqlane_sa.worker")
 
 SECONDS = float | timedelta
-
-SIGNAL_LOOK = 0.5
 
 
 class Worker:
@@ -79,10 +77,9 @@ class Worker:
             exit_when_stuck=exit_when_stuck,
         )
         self._parts: Parts | None = None
-        self._stopping = threading.Event()
-        self._hurry = threading.Event()
-        self._failure: str | None = None
-        self._running = False
+        self._begins = threading.Lock()
+        self._life = Life()
+        self._life.over.set()
 
     @property
     def worker_id(self) -> str:
@@ -91,7 +88,7 @@ class Worker:
     @property
     def failure(self) -> str | None:
         """Which part of the worker died and why, or None."""
-        return self._failure
+        return self._life.failure
 
     def run(self) -> None:
         """Work until SIGTERM or SIGINT (or `stop` from another thread), then shut down and return.
@@ -99,24 +96,44 @@ class Worker:
         A second signal skips the wait for handlers, a third ends the process. Signal handlers are installed in the
         main thread only, and put back. Raises `WorkerError` when a part of the worker died.
         """
-        with self._until_stopped(), stop_signals(self._stopping.set, self._hurry.set):
-            self.start()
+        life = Life()
+        with stop_signals(life.wake.set, life.hurry.set):
+            self._start(life, patient=True)
             try:
-                # With a timeout: a signal that the system hands to another thread does not interrupt this wait.
-                while not self._stopping.wait(SIGNAL_LOOK):
-                    pass
+                life.wake.wait()
             finally:
-                self.stop()
+                self._shut_down(life)
+        life.raise_failure()
 
     def start(self) -> Self:
         """Start the threads and return. Raises `SchemaError` before anything is started; a database that cannot be
         reached is waited for in the background, and what is wrong with its tables then ends the worker."""
-        return self._start(patient=True)
+        life = Life()
+        try:
+            self._start(life, patient=True)
+        finally:
+            life.give_back()
+        if life.asked:
+            self.stop()
+        return self
 
-    def _start(self, patient: bool) -> Self:
-        if self._parts is not None:
-            raise WorkerError("this worker is running already; make another Worker to run two")
-        self._failure = None
+    def _start(self, life: Life, patient: bool) -> None:
+        """The caller has charge of it then."""
+        self._begin(life)
+        try:
+            self._parts = self._started(patient)
+        except BaseException:
+            life.over.set()
+            raise
+
+    def _begin(self, life: Life) -> None:
+        life.take_charge()
+        with self._begins:
+            if not self._life.over.is_set():
+                raise WorkerError("this worker is running already; make another Worker to run two")
+            self._life = life
+
+    def _started(self, patient: bool) -> Parts:
         problem: DBAPIError | None = None
         check = partial(check_schema, self._engine, self.queue, deadline_for(self._options.lease))
         try:
@@ -132,56 +149,64 @@ class Worker:
             parts.start()
         else:
             parts.start_later(check, problem)
-        self._parts = parts
-        return self
+        return parts
 
     def stop(self) -> None:
         """Shut down: stop claiming, wait `shutdown_timeout` for handlers, cancel, release what still runs, flush.
 
-        Raises `WorkerError` when a part of the worker had died.
+        A shutdown that is under way is waited for, and so is a start, which it then follows. Called by a handler, or in
+        the midst of either by a signal handler of the same thread, it asks for the shutdown and returns. Raises
+        `WorkerError` when a part of the worker had died.
         """
-        parts, self._parts = self._parts, None
-        if parts is None:
-            if self._running:
-                self._stopping.set()  # it comes while another thread's `run` starts
+        life = self._life
+        if life.over.is_set():
             return
-        self._stopping.set()
+        life.ask()
+        if life.in_charge:
+            return
+        if in_worker_thread():
+            if not life.taken:
+                # No daemon: the process is not to end before the jobs are handed back.
+                threading.Thread(target=self._end, args=(life,), name="sqlane-stop", daemon=False).start()
+            return
+        self._end(life)
+        life.over.wait()
+        life.raise_failure()
+
+    def _end(self, life: Life) -> None:
+        if life.take_charge():
+            self._shut_down(life)
+
+    def _shut_down(self, life: Life) -> None:
+        assert self._parts is not None
         try:
-            parts.shut_down(self._options.shutdown_timeout, self._hurry)
+            self._parts.shut_down(self._options.shutdown_timeout, life.hurry)
+            log.info("worker %s stopped", self.worker_id)
         finally:
-            self._stopping.clear()
-            self._hurry.clear()
-        log.info("worker %s stopped", self.worker_id)
-        if self._failure:
-            raise WorkerError(self._failure)
+            self._parts = None
+            life.over.set()
 
     def run_until_idle(self) -> None:
         """Work until nothing is due that can start and nothing runs here, then stop. For scripts and tests.
 
         Raises at once when the database cannot be reached.
         """
-        with self._until_stopped(), stop_signals(self._stopping.set, self._hurry.set):
-            self._start(patient=False)
+        life = Life()
+        with stop_signals(life.wake.set, life.hurry.set):
+            self._start(life, patient=False)
             try:
                 assert self._parts is not None
-                while not self._stopping.is_set() and not self._parts.loop.idle.wait(0.05):
+                while not life.wake.is_set() and not self._parts.loop.idle.wait(0.05):
                     pass
             finally:
-                self.stop()
-
-    @contextmanager
-    def _until_stopped(self) -> Iterator[None]:
-        self._running = True
-        try:
-            yield
-        finally:
-            self._running = False
-            self._stopping.clear()
+                self._shut_down(life)
+        life.raise_failure()
 
     def give_up(self, reason: str) -> None:
         """End the worker because a part of it cannot go on: nothing more is started, and `run` and `stop` raise."""
-        self._failure = self._failure or reason
-        self._stopping.set()
+        life = self._life
+        life.failure = life.failure or reason
+        life.wake.set()
         parts = self._parts
         if parts is not None:
             parts.loop.stop_claiming()

@@ -32,6 +32,18 @@ from tests.worker.conftest import SHORT
 Read = Callable[[str], Job]
 
 
+def in_thread(function: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=function)
+    thread.start()
+    return thread
+
+
+def join(*threads: threading.Thread) -> None:
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [
@@ -182,19 +194,43 @@ def test_the_context_tells_the_facts(queue: Queue, run: Any, enqueue: Any, job: 
     assert job(told["enqueued"].id).payload == {"from": id_}
 
 
-def test_a_stop_while_run_starts(queue: Queue, engine: sa.Engine) -> None:
-    """It comes while the look at the schema waits for a lock."""
+@pytest.mark.parametrize("method", ["run", "start"])
+def test_a_stop_during_a_start(queue: Queue, engine: sa.Engine, method: str) -> None:
+    """It comes while the look at the schema waits for a lock, and takes effect after that."""
     queue.job("quick")(lambda payload: None)
     worker = Worker(engine, queue)
     with engine.connect() as rival:
         rival.exec_driver_sql("LOCK TABLE sqlane_version IN ACCESS EXCLUSIVE MODE")
-        thread = threading.Thread(target=worker.run)
-        thread.start()
+        starter = in_thread(getattr(worker, method))
         wait_for_lock_wait(engine)
-        worker.stop()
+        stopper = in_thread(worker.stop)
+        wait_until(lambda: worker._life.asked)
         rival.rollback()
-    thread.join(60)
-    assert not thread.is_alive()
+    join(starter, stopper)
+    assert worker._parts is None
+
+
+def test_a_stop_during_a_start_that_fails(engine: sa.Engine) -> None:
+    other = Queue(prefix="other_")
+    other.job("quick")(lambda payload: None)
+    worker = Worker(engine, other)
+    failed = False
+
+    def start() -> None:
+        nonlocal failed
+        with pytest.raises(SchemaBehindError):
+            worker.start()
+        failed = True
+
+    with engine.connect() as rival:
+        rival.exec_driver_sql("LOCK TABLE pg_class IN ACCESS EXCLUSIVE MODE")
+        starter = in_thread(start)
+        wait_until(lambda: worker._life.taken)
+        stopper = in_thread(worker.stop)
+        wait_until(lambda: worker._life.asked)
+        rival.rollback()
+    join(starter, stopper)
+    assert failed
 
 
 @pytest.mark.parametrize("option", ["wakeups", "exit_when_stuck"])
@@ -225,3 +261,120 @@ def test_a_worker_that_gave_up_starts_nothing_more(queue: Queue, engine: sa.Engi
     with pytest.raises(WorkerError, match="a part of it ended"):
         worker.stop()
     assert sql("SELECT status FROM sqlane_jobs") == [("pending",)]
+
+
+def hold(queue: Queue) -> threading.Event:
+    """Define a job "held" that runs until a shutdown has lost its patience; set once it runs."""
+    runs = threading.Event()
+
+    @queue.job("held")
+    def held(payload: Any, ctx: JobContext) -> None:
+        runs.set()
+        ctx.cancelled.wait()
+
+    return runs
+
+
+def test_run_returns_once_a_stop_elsewhere_has_shut_down(
+    queue: Queue, engine: sa.Engine, enqueue: Any, job: Read
+) -> None:
+    """The program may end then."""
+    runs = hold(queue)
+    worker = Worker(engine, queue, **SHORT | {"shutdown_timeout": 0.5})  # type: ignore[arg-type]
+    id_ = enqueue("held")
+    seen: list[str] = []
+    runner = in_thread(lambda: (worker.run(), seen.append(job(id_).status)))
+    runs.wait()
+    stopper = in_thread(lambda: (worker.stop(), seen.append(job(id_).status)))
+    join(runner, stopper)
+    assert seen == ["completed"] * 2
+
+
+def test_each_of_many_stops_waits_for_the_end(queue: Queue, work: Any, enqueue: Any, job: Read) -> None:
+    runs = hold(queue)
+    worker = work(shutdown_timeout=0.5)
+    id_ = enqueue("held")
+    runs.wait()
+    seen: list[str] = []
+    join(*[in_thread(lambda: (worker.stop(), seen.append(job(id_).status))) for _ in range(5)])
+    assert seen == ["completed"] * 5
+
+
+def test_a_part_that_dies_during_a_shutdown_is_told_to_all(queue: Queue, engine: sa.Engine, enqueue: Any) -> None:
+    runs, release = threading.Event(), threading.Event()
+
+    @queue.job("held")
+    def held(payload: Any) -> None:
+        runs.set()
+        release.wait()
+
+    told: list[str] = []
+
+    def tell(function: Callable[[], None]) -> None:
+        with pytest.raises(WorkerError, match="a part of it ended"):
+            function()
+        told.append(function.__name__)
+
+    worker = Worker(engine, queue, **SHORT | {"shutdown_timeout": 60})  # type: ignore[arg-type]
+    enqueue("held")
+    runner = in_thread(lambda: tell(worker.run))
+    runs.wait()
+    stopper = in_thread(lambda: tell(worker.stop))
+    wait_until(worker._parts.loop.settled.is_set)  # type: ignore[union-attr]
+    worker.give_up("a part of it ended")
+    release.set()
+    join(runner, stopper)
+    assert sorted(told) == ["run", "stop"]
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_handler_may_stop_its_worker(queue: Queue, engine: sa.Engine, enqueue: Any, job: Read, kind: str) -> None:
+    """It asks, and does not wait for its own end."""
+    asked = threading.Event()
+
+    @queue.job("def")
+    def stop(payload: Any) -> None:
+        worker.stop()
+        asked.set()
+
+    @queue.job("async def")
+    async def stop_async(payload: Any) -> None:
+        stop(payload)
+
+    worker = Worker(engine, queue, **SHORT | {"shutdown_timeout": 60})  # type: ignore[arg-type]
+    ids = [enqueue(kind)]
+    worker.run()
+    asked.clear()
+    with worker:
+        ids.append(enqueue(kind))
+        wait_until(asked.is_set)
+    asked.clear()
+    worker.start()
+    ids.append(enqueue(kind))
+    wait_until(lambda: worker._parts is None)
+    assert [(job(id_).status, job(id_).attempts) for id_ in ids] == [("completed", 1)] * 3
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends itself SIGUSR1")
+def test_a_signal_handler_of_the_application_may_stop_a_worker(
+    queue: Queue, engine: sa.Engine, enqueue: Any, job: Read
+) -> None:
+    """In the midst of `run`, and again in the midst of the shutdown: it does not wait for itself."""
+    handled: list[int] = []
+
+    @queue.job("signals")
+    def signals(payload: Any) -> None:
+        for n in 1, 2:
+            signal.raise_signal(signal.SIGUSR1)
+            wait_until(lambda n=n: len(handled) == n)  # type: ignore[misc]
+            wait_until(lambda: worker._parts.loop.settled.is_set())  # type: ignore[union-attr]
+
+    worker = Worker(engine, queue, **SHORT | {"shutdown_timeout": 60})  # type: ignore[arg-type]
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: (worker.stop(), handled.append(number)))
+    try:
+        id_ = enqueue("signals")
+        worker.run()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(handled) == 2
+    assert job(id_).status == "completed"
