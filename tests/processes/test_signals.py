@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
-from tests.processes.conftest import Start, Watch
+from tests.processes import trapped_app
+from tests.processes.conftest import PATIENCE, Start, Watch
 from tests.support import wait_until
 
 Enqueue = Callable[..., str]
@@ -140,3 +143,12 @@ def test_no_time_is_a_bad_time_for_a_signal(start: Start, watch: Watch, enqueue:
     for id_ in ids:
         watch.wait_status(id_, "completed")
         assert len(watch.events(id_)) == 1
+
+
+def test_no_line_is_a_bad_place_for_a_signal(watch: Watch, database_url: str) -> None:
+    """Python handles it between two steps of the main thread, which may hold a lock: the first one and the second."""
+    program = [sys.executable, str(Path(trapped_app.__file__)), database_url]
+    answer = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.count("SIGTERM at") == 2 * trapped_app.LINES
+    assert watch.rows("SELECT DISTINCT status FROM sqlane_jobs") == [("completed",)]
