@@ -163,12 +163,12 @@ def test_a_lone_row_that_is_refused_holds_up_what_comes_later_no_more_than_once(
 def test_what_is_claimed_in_a_long_search_starts_before_its_lease_ends(
     queue: Queue, ran: list[Any], work: Callable[..., Worker], engine: sa.Engine, sql: Any, job: Read
 ) -> None:
-    """Each step of the search for the refused rows takes a quarter of the lease, before the first claim and after it."""
+    """Each step of the search for refused rows takes a quarter of the lease, before the first claim and after it."""
     with engine.begin() as conn:
         good = queue.enqueue(conn, "plain", "good").id
-        queue.enqueue_many(conn, (queue.new("plain", n) for n in range(40)))
+        queue.enqueue_many(conn, (queue.new("plain", n) for n in range(20)))
     refuse(sql, f"NEW.id <> '{good}' AND NEW.status = 'running'", "PERFORM pg_sleep(0.25); RAISE check_violation")
-    work(concurrency=50, lease=1.0)
+    work(concurrency=30, lease=1.0)
     wait_until(lambda: ran == ["good"])
     wait_until(
         lambda: sql("SELECT status, stalls, attempts FROM sqlane_jobs WHERE id = :id", id=good) == [("completed", 0, 1)]
