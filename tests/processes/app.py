@@ -21,6 +21,7 @@ from sqlane_sa import Discard, JobContext, Queue, Worker
 
 queue = Queue()
 engine: sa.Engine
+worker: Worker
 
 LEDGER = """
 CREATE TABLE IF NOT EXISTS ledger (
@@ -162,6 +163,11 @@ def child(payload: Any, ctx: JobContext) -> None:
         raise subprocess.CalledProcessError(program.returncode, "program")
 
 
+@queue.job("stop")
+def stop(payload: Any) -> None:
+    worker.stop()
+
+
 started = itertools.count(1)
 WRITTEN = sa.text(
     "SELECT locked_until, (SELECT count(*) FROM sqlane_jobs WHERE status = 'completed') AS completed"
@@ -201,4 +207,5 @@ if __name__ == "__main__":
     url, options = sys.argv[1], json.loads(sys.argv[2])
     pool_options = options.pop("pool", {})
     engine = sa.create_engine(url, **pool_options)
-    Worker(engine, queue, **options).run()
+    worker = Worker(engine, queue, **options)
+    worker.run()

@@ -111,3 +111,14 @@ def test_an_older_run_changes_nothing_after_a_newer_one(
     assert failed.last_error is not None and failed.last_error["message"] == "the newer run's word"
     (reaction,) = watch.rows("SELECT id FROM sqlane_jobs WHERE job_name = 'failed'")
     watch.wait_for(reaction.id, "failed:" + id_)
+
+
+def test_a_program_that_a_handler_stops_ends_after_the_others(start: Start, watch: Watch, enqueue: Enqueue) -> None:
+    """Nothing comes after its `run`, which returns when they have ended."""
+    ids = [enqueue("sleep", {"seconds": 1.5})]
+    process = start()
+    watch.wait_for(ids[0])
+    ids.append(enqueue("stop"))
+    assert process.wait(60) == 0
+    jobs = [watch.job(id_) for id_ in ids]
+    assert [(job.status, job.attempts) for job in jobs] == [("completed", 1)] * 2

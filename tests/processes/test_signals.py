@@ -148,7 +148,7 @@ def test_no_time_is_a_bad_time_for_a_signal(start: Start, watch: Watch, enqueue:
 def test_no_line_is_a_bad_place_for_a_signal(watch: Watch, database_url: str) -> None:
     """Python handles it between two steps of the main thread, which may hold a lock: the first one and the second."""
     program = [sys.executable, str(Path(trapped_app.__file__)), database_url]
-    answer = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE)
+    answer = subprocess.run(program, capture_output=True, text=True, timeout=2 * PATIENCE)
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.count("SIGTERM at") == 2 * trapped_app.LINES
     assert watch.rows("SELECT DISTINCT status FROM sqlane_jobs") == [("completed",)]

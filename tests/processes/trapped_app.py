@@ -12,8 +12,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from sqlane_sa import JobContext, Queue, Worker
+from sqlane_sa.worker import life
 
-LINES = 8
+LINES = 16
+"""More than one round of either wait, also of one that waits by an event."""
 
 queue = Queue()
 runs = threading.Event()
@@ -52,6 +54,7 @@ def is_within(frame: FrameType | None, function: str) -> bool:
 
 
 if __name__ == "__main__":
+    life.SIGNAL_LOOK = 0.01  # it goes round often
     engine = sa.create_engine(sys.argv[1])
     for line in range(LINES):
         runs.clear()
