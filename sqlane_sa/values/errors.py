@@ -72,11 +72,16 @@ class UnknownNameError(SqlaneError, LookupError):
         return type(self)(self.name, self.known, place=place)
 
 
-def _suggestion(name: object, known: Collection[str]) -> str:
-    import difflib  # for this message alone
+def close_names(name: str, known: Collection[str], *, most: int = 1) -> list[str]:
+    """What a name that is not known was probably meant to be, the closest first."""
+    import difflib  # for messages alone
 
+    return difflib.get_close_matches(name[:255], known, n=most)
+
+
+def _suggestion(name: object, known: Collection[str]) -> str:
     hint = "" if isinstance(name, str) else "a name is a string (what queue.job returns has an enqueue of its own); "
-    close = difflib.get_close_matches(name[:255], known, n=3) if isinstance(name, str) else []
+    close = close_names(name, known, most=3) if isinstance(name, str) else []
     if close:
         return f"did you mean {' or '.join(map(shown, close))}? Otherwise "
     if known:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import datetime, timedelta
 from typing import Any, TypedDict
 
-from sqlane_sa.values.errors import DefinitionError
+from sqlane_sa.values.errors import DefinitionError, close_names
 
 Seconds = float | timedelta
 Keys = Iterable[str] | str | None
@@ -40,10 +40,11 @@ class JobOptions(TypedDict, total=False):
 
 def check_options(options: Iterable[str]) -> None:
     """Raises `DefinitionError` for an option that no definition has."""
+    known = DefinitionOptions.__annotations__
     for name in options:
-        if name not in DefinitionOptions.__annotations__:
-            known = ", ".join(DefinitionOptions.__annotations__)
-            raise DefinitionError(f"there is no option {name!r}; a definition takes {known}", option=name)
+        if name not in known:
+            message = f"there is no option {name!r}; {_guess(name, known, 'A definition')} takes {', '.join(known)}"
+            raise DefinitionError(message, option=name)
 
 
 def refuse_unknown(options: Iterable[str], method: str) -> None:
@@ -51,8 +52,10 @@ def refuse_unknown(options: Iterable[str], method: str) -> None:
     known = JobOptions.__annotations__
     for name in options:
         if name not in known:
-            import difflib  # for this message alone
+            message = f"{method}() has no option {name!r}; {_guess(name, known, 'It')} takes {', '.join(known)}"
+            raise TypeError(message) from None
 
-            close = difflib.get_close_matches(name, known, n=1)
-            guess = f"did you mean {close[0]!r}? It" if close else "it"
-            raise TypeError(f"{method}() has no option {name!r}; {guess} takes {', '.join(known)}") from None
+
+def _guess(name: str, known: Collection[str], it: str) -> str:
+    close = close_names(name, known)
+    return f"did you mean {close[0]!r}? {it}" if close else it[0].lower() + it[1:]

@@ -7,24 +7,30 @@ from collections.abc import Iterable
 
 from sqlane_sa.queue import Queue
 from sqlane_sa.store import Lane
-from sqlane_sa.values.errors import shown
+from sqlane_sa.values.errors import close_names, shown
 
 log = logging.getLogger("sqlane_sa.worker")
 
 
 def advise(queue: Queue) -> None:
-    """A failure job need not be defined here, for another process may serve it; but a name that is nearly one that is
-    defined here was probably meant to be that."""
+    """A failure job without a handler here is another process's, where `queue.define` says so; a name that nobody
+    defines may be a mistyped one, and its jobs would wait for ever."""
     known = queue.definitions
     for name, definition in known.items():
         reaction = definition.failure_job
-        if reaction is not None and reaction not in known:
-            import difflib  # for this message alone
-
-            close = difflib.get_close_matches(reaction, known, n=1)
-            level = logging.WARNING if close else logging.INFO
-            hint = f"did you mean {close[0]}?" if close else "another process has to serve it"
-            log.log(level, "the failure job of %s, %s, is not defined here; %s", name, reaction, hint)
+        if reaction is None:
+            continue
+        if reaction not in known:
+            close = close_names(reaction, known)
+            hint = f"did you mean {close[0]}? If" if close else "if"
+            log.warning(
+                "the failure job of %s, %s, is not defined here; %s another process serves it, queue.define it here",
+                name,
+                reaction,
+                hint,
+            )
+        elif known[reaction].handler is None:
+            log.info("the failure job of %s, %s, has no handler here; another process has to serve it", name, reaction)
 
 
 MAX_STRANGERS = 100

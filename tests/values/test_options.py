@@ -21,8 +21,13 @@ def queue() -> Queue:
 
 
 def test_options_that_nobody_has(queue: Queue) -> None:
-    with pytest.raises(DefinitionError, match="no option 'max_retries'; a definition takes max_attempts, backoff"):
-        queue.job("n", max_retries=3)
+    with pytest.raises(DefinitionError, match="no option 'retries'; a definition takes max_attempts, backoff"):
+        queue.job("n", retries=3)
+    for define in (queue.job, queue.define):
+        with pytest.raises(
+            DefinitionError, match=r"'max_attemps'; did you mean 'max_attempts'\? A definition takes max"
+        ):
+            define("n", max_attemps=3)
     with pytest.raises(DefinitionError, match="no option 'handler'"):
         queue.define("n", handler=print)
     assert queue.definitions == {}

@@ -167,12 +167,16 @@ def test_a_start_leaves_the_applications_transaction_alone(
 def test_a_failure_job_that_was_probably_mistyped(queue: Queue, work: Any, caplog: pytest.LogCaptureFixture) -> None:
     queue.job("mail", failure_job="mail.faild")(lambda payload: None)
     queue.job("mail.failed")(lambda payload: None)
-    queue.job("report", failure_job="elsewhere")(lambda payload: None)
+    queue.job("report", failure_job="zzz")(lambda payload: None)
+    queue.job("bill", failure_job=queue.define("elsewhere"))(lambda payload: None)
     with caplog.at_level(logging.INFO):
         work()
     said = {record.getMessage(): record.levelname for record in caplog.records}
-    assert said["the failure job of mail, mail.faild, is not defined here; did you mean mail.failed?"] == "WARNING"
-    assert said["the failure job of report, elsewhere, is not defined here; another process has to serve it"] == "INFO"
+    declare = "f another process serves it, queue.define it here"
+    mail, report = (f"the failure job of {names}, is not defined here" for names in ("mail, mail.faild", "report, zzz"))
+    assert said[f"{mail}; did you mean mail.failed? I{declare}"] == "WARNING"
+    assert said[f"{report}; i{declare}"] == "WARNING"
+    assert said["the failure job of bill, elsewhere, has no handler here; another process has to serve it"] == "INFO"
 
 
 def test_due_jobs_of_a_name_that_nobody_here_defines(
