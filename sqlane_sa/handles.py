@@ -20,8 +20,9 @@ _SYNC = "a Session, scoped_session or Connection"
 _ASYNC = "an AsyncSession or AsyncConnection"
 
 
-def connection_of(on: object, tables: Tables, method: str) -> Connection:
-    """The connection of `on`, inside its transaction; nothing of a session is flushed.
+def connection_of(on: object, tables: Tables, method: str, owner: object = "queue") -> Connection:
+    """The connection of `on`, inside its transaction; nothing of a session is flushed. `owner` is what has the method
+    that was called, for messages.
 
     Raises `HandleError` for anything but a Session, scoped_session or Connection of PostgreSQL, and `AutocommitError`.
     """
@@ -33,23 +34,23 @@ def connection_of(on: object, tables: Tables, method: str) -> Connection:
         _check_dialect(on.get_bind(clause=tables.jobs).dialect, on, method)
         conn = on.connection(bind_arguments={"clause": tables.jobs})
     else:
-        raise _wrong_handle(on, method)
+        raise _wrong_handle(on, method, owner)
     _refuse_autocommit(conn)
     return conn
 
 
-def refuse_wrong(on: object, method: str) -> None:
+def refuse_wrong(on: object, method: str, owner: object = "queue") -> None:
     """Raises `HandleError` for what `connection_of` takes for no handle, and touches nothing of one."""
     if not (isinstance(on, Connection) or _is_session(on)):
-        raise _wrong_handle(on, method)
+        raise _wrong_handle(on, method, owner)
 
 
-def refuse_wrong_async(on: object, method: str) -> None:
+def refuse_wrong_async(on: object, method: str, owner: object = "queue") -> None:
     """`refuse_wrong` for what `run_on` takes."""
     if getattr(on, "run_sync", None) is None or not _is_async(on):
         raise HandleError(
-            f"queue.a{method}() takes {_ASYNC}, and got {type(on).__name__}; "
-            f"on {_SYNC} call queue.{method}() without await"
+            f"{owner}.a{method}() takes {_ASYNC} first, and got {type(on).__name__}; "
+            f"on {_SYNC} call {owner}.{method}() without await"
         )
 
 
@@ -68,12 +69,12 @@ def reading_connection(on: object, tables: Tables, method: str) -> Connection:
     )
 
 
-async def run_on(on: object, method: str, operation: Callable[[Any], Result]) -> Result:
+async def run_on(on: object, method: str, operation: Callable[[Any], Result], owner: object = "queue") -> Result:
     """Run `operation(sync session or connection)` inside the greenlet of an AsyncSession or AsyncConnection.
 
     Raises `HandleError` for anything else.
     """
-    refuse_wrong_async(on, method)
+    refuse_wrong_async(on, method, owner)
     run_sync: Callable[[Callable[[Any], Result]], Awaitable[Result]] = on.run_sync  # type: ignore[attr-defined]
     return await run_sync(operation)
 
@@ -110,16 +111,14 @@ def _refuse_other_databases(dialect: Any, on: object, method: str) -> None:
         )
 
 
-def _wrong_handle(on: object, method: str) -> HandleError:
+def _wrong_handle(on: object, method: str, owner: object) -> HandleError:
     if _is_async(on):
-        return HandleError(
-            f"queue.{method}() takes {_SYNC}, and got {type(on).__name__}; "
-            f"use `await queue.a{method}(...)` for {_ASYNC}"
-        )
-    hint = ""
-    if hasattr(on, "connect"):
-        hint = f"; open a transaction first: `with engine.begin() as conn: queue.{method}(conn, ...)`"
-    return HandleError(f"queue.{method}() takes {_SYNC}, and got {type(on).__name__}{hint}")
+        hint = f"; use `await {owner}.a{method}(...)` for {_ASYNC}"
+    elif hasattr(on, "connect"):
+        hint = f"; open a transaction first: `with engine.begin() as conn: {owner}.{method}(conn, ...)`"
+    else:
+        hint = ""
+    return HandleError(f"{owner}.{method}() takes {_SYNC} first, and got {type(on).__name__}{hint}")
 
 
 def _refuse_autocommit(conn: Connection) -> None:

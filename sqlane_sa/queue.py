@@ -148,7 +148,7 @@ class Queue:
         written and `created` is False. Raises what `new` raises before any SQL is sent, `HandleError` and
         `AutocommitError`.
         """
-        return self._insert(on, [self._new_for(refuse_wrong, on, name, payload, options, "enqueue")], "enqueue")[0]
+        return self._enqueue(on, name, payload, options, "queue")
 
     def enqueue_many(self, on: Any, jobs: Iterable[NewJob], *, copy: bool = False) -> list[Enqueued]:
         """Write any number of jobs in the transaction of `on`; one `Enqueued` each, in input order.
@@ -163,8 +163,7 @@ class Queue:
 
     async def aenqueue(self, on: Any, name: str, payload: Any = None, **options: Unpack[JobOptions]) -> Enqueued:
         """`enqueue` in the transaction of an AsyncSession or AsyncConnection."""
-        job = self._new_for(refuse_wrong_async, on, name, payload, options, "aenqueue")
-        return (await run_on(on, "enqueue", lambda sync: self._insert(sync, [job], "enqueue")))[0]
+        return await self._aenqueue(on, name, payload, options, "queue")
 
     async def aenqueue_many(self, on: Any, jobs: Iterable[NewJob], *, copy: bool = False) -> list[Enqueued]:
         """`enqueue_many` in the transaction of an AsyncSession or AsyncConnection."""
@@ -200,15 +199,26 @@ class Queue:
         stranger.define(failed.failure_job)
         return stranger.new(failed.failure_job, payload)
 
-    def _new_for(
-        self, refuse: Callable[[object, str], None], on: object, name: str, payload: Any, options: JobOptions, said: str
-    ) -> NewJob:
+    def _enqueue(self, on: object, name: str, payload: Any, options: JobOptions, owner: object) -> Enqueued:
+        """`owner` is what messages say has the method that was called: "queue", or a handle."""
         try:
-            return self.new(name, payload, **options)
+            job = self.new(name, payload, **options)
         except Exception:
-            refuse(on, "enqueue")  # a forgotten session, and all that was given is taken for something else
-            refuse_unknown(options, said)
+            refuse_wrong(
+                on, "enqueue", owner
+            )  # a forgotten session, and all that was given is taken for something else
+            refuse_unknown(options, "enqueue")
             raise
+        return self._insert(on, [job], "enqueue", owner=owner)[0]
+
+    async def _aenqueue(self, on: object, name: str, payload: Any, options: JobOptions, owner: object) -> Enqueued:
+        try:
+            job = self.new(name, payload, **options)
+        except Exception:
+            refuse_wrong_async(on, "enqueue", owner)
+            refuse_unknown(options, "aenqueue")
+            raise
+        return (await run_on(on, "enqueue", lambda sync: self._insert(sync, [job], "enqueue"), owner))[0]
 
     def _checked(self, jobs: Iterable[NewJob]) -> list[NewJob]:
         good: list[NewJob] = []
@@ -228,7 +238,7 @@ class Queue:
 
     def _checked_one(self, job: object, place: str) -> NewJob:
         if not isinstance(job, NewJob):
-            raise InvalidJobError(f"is {type(job).__name__}; make it with queue.new(...)", place=place, value=job)
+            raise InvalidJobError(f"{shown(job)} is no NewJob; make it with queue.new(...)", place=place, value=job)
         try:
             job = checked(job)
             self.definition(job.name)
@@ -236,8 +246,10 @@ class Queue:
             raise error.at(place) from error
         return job
 
-    def _insert(self, on: object, jobs: list[NewJob], method: str, copy: bool = False) -> list[Enqueued]:
-        conn = connection_of(on, self.tables, method)
+    def _insert(
+        self, on: object, jobs: list[NewJob], method: str, copy: bool = False, owner: object = "queue"
+    ) -> list[Enqueued]:
+        conn = connection_of(on, self.tables, method, owner)
         try:
             if copy:
                 return [Enqueued(id_, True) for id_ in store.copy_jobs(conn, self.tables, jobs=jobs)]
@@ -278,11 +290,11 @@ class JobHandle(Generic[P, R]):
 
     def enqueue(self, on: Any, payload: Any = None, **options: Unpack[JobOptions]) -> Enqueued:
         """`queue.enqueue` of this name."""
-        return self.queue.enqueue(on, self.name, payload, **options)
+        return self.queue._enqueue(on, self.name, payload, options, self)
 
     async def aenqueue(self, on: Any, payload: Any = None, **options: Unpack[JobOptions]) -> Enqueued:
         """`queue.aenqueue` of this name."""
-        return await self.queue.aenqueue(on, self.name, payload, **options)
+        return await self.queue._aenqueue(on, self.name, payload, options, self)
 
 
 def _name_of(handler: object) -> str:
@@ -299,5 +311,5 @@ def _iterator(jobs: Iterable[NewJob]) -> Iterator[NewJob]:
     try:
         return iter(jobs)
     except TypeError as error:
-        message = f"is {type(jobs).__name__}; give an iterable of queue.new(...)"
+        message = f"{shown(jobs)} is no list of jobs; give an iterable of queue.new(...)"
         raise InvalidJobError(message, place="jobs", value=jobs) from error

@@ -14,6 +14,8 @@ from sqlane_sa.values.text import ID_CHARS, NAME_CHARS, check_keys, check_text
 MAX_COUNT = 100_000
 MIN_PRIORITY, MAX_PRIORITY = -32768, 32767
 
+AWARE = "an aware datetime, for example datetime.now(UTC)"
+
 _FIRST, _END = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
 """Of `run_at`. Outside of them no driver is sure to read a time back in every time zone, and no worker the job."""
 
@@ -48,7 +50,8 @@ def check_run_at(run_at: object, delay: object) -> datetime | None:
     if delay is not None:
         raise InvalidJobError("run_at and delay exclude each other; give one of them", place="run_at", value=run_at)
     if not isinstance(run_at, datetime):
-        raise InvalidJobError(f"is {type(run_at).__name__}; give an aware datetime", place="run_at", value=run_at)
+        message = f"{shown(run_at)} is no datetime; give {AWARE}"
+        raise InvalidJobError(message, place="run_at", value=run_at)
     try:
         problem = _problem(run_at)
         if problem is None:
@@ -60,7 +63,7 @@ def check_run_at(run_at: object, delay: object) -> datetime | None:
 
 def _problem(run_at: datetime) -> str | None:
     if run_at.utcoffset() is None:
-        return "is naive: it names no instant; give an aware datetime, for example datetime.now(UTC)"
+        return f"is naive: it names no instant; give {AWARE}"
     if not _FIRST <= run_at < _END:
         return "is not in the years 1970 to 9998 of UTC; for a job that is due now leave it out"
     return None

@@ -122,7 +122,7 @@ def test_what_is_no_iterable_of_jobs(engine: sa.Engine, queue: Queue, database_u
 
     with engine.connect() as conn, sql_sent(engine) as sent:
         for way in (lambda: queue.enqueue_many(conn, jobs), lambda: asyncio.run(bulk())):
-            with pytest.raises(InvalidJobError, match=r"^jobs: is \w+; give an iterable") as caught:
+            with pytest.raises(InvalidJobError, match=r"^jobs: .* is no list of jobs; give an iterable") as caught:
                 way()
             assert (caught.value.place, sent) == ("jobs", [])
 

@@ -155,6 +155,24 @@ def test_options(engine: sa.Engine, queue: Queue, usable: Callable[[], Session])
         assert str(error).startswith(f"{place}: ")
 
 
+def test_what_is_no_time_or_no_job_is_named_by_its_value(engine: sa.Engine, queue: Queue) -> None:
+    queue.define("n")
+    aware = "give an aware datetime, for example datetime.now(UTC)"
+    with Session(engine) as session:
+        ways: list[tuple[Callable[[], object], str]] = [
+            (
+                lambda: queue.enqueue(session, "n", run_at=date(2030, 1, 1)),
+                f"{date(2030, 1, 1)!r} is no datetime; {aware}",
+            ),
+            (lambda: queue.enqueue(session, "n", run_at="2030"), f"'2030' is no datetime; {aware}"),
+            (lambda: queue.enqueue_many(session, [{"i": 1}]), "{'i': 1} is no NewJob; make it with queue.new(...)"),
+            (lambda: queue.enqueue_many(session, 5), "5 is no list of jobs; give an iterable of queue.new(...)"),
+        ]
+        for way, said in ways:
+            error = refusal(engine, InvalidJobError, way)
+            assert str(error) == f"{error.place}: {said}"
+
+
 @pytest.mark.parametrize("name", ["mail.welcom", "a\0", "\ud800", "", None, 5, ["mail.welcome"]])
 def test_unknown_names(engine: sa.Engine, queue: Queue, usable: Callable[[], Session], name: Any) -> None:
     queue.define("mail.welcome")

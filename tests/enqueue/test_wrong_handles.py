@@ -193,7 +193,18 @@ def test_looking_takes_what_can_be_looked_on(engine: sa.Engine, queue: Queue) ->
 def test_a_forgotten_session_is_named_and_not_what_was_taken_for_it(queue: Queue) -> None:
     """The payload stands where the session should: what it then lacks is no news."""
     job = queue.job("keyed", mutex_keys=lambda payload: [payload["key"]])(lambda payload: None)
-    with pytest.raises(HandleError, match=r"queue\.enqueue\(\) takes a Session, .* and got dict"):
-        job.enqueue({"key": "k"})
-    with pytest.raises(HandleError, match=r"queue\.aenqueue\(\) takes an AsyncSession .* and got dict"):
-        asyncio.run(job.aenqueue({"key": "k"}))
+    plain = queue.define("plain")
+    for payload in ({"key": "k"}, {}):
+        for handle in (job, plain):
+            said = f"<job {handle.name!r}>.enqueue() takes a Session, scoped_session or Connection first, and got dict"
+            with pytest.raises(HandleError) as caught:
+                handle.enqueue(payload)
+            assert str(caught.value) == said
+            with pytest.raises(
+                HandleError, match=r"^<job '.*'>\.aenqueue\(\) takes an AsyncSession .* first, and got dict"
+            ):
+                asyncio.run(handle.aenqueue(payload))
+        with pytest.raises(HandleError, match=r"^queue\.enqueue\(\) takes a Session, .* first, and got str"):
+            queue.enqueue("keyed", payload)
+        with pytest.raises(HandleError, match=r"^queue\.aenqueue\(\) takes an AsyncSession .* first, and got str"):
+            asyncio.run(queue.aenqueue("keyed", payload))
