@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from sqlane_sa.values.errors import shown
+
 
 def is_async(function: Callable[..., Any]) -> bool:
     """Whether calling it returns a coroutine."""
@@ -43,6 +45,17 @@ def takes_context(function: Callable[..., Any]) -> bool:
     if len(positional) >= 2:
         return positional[1].default is positional[1].empty or positional[1].name in ("ctx", "context")
     return any(p.kind is p.VAR_POSITIONAL for p in parameters)
+
+
+def described(function: object) -> str:
+    """A function for messages: its module, its name and its line, as far as it has them; of anything else the repr."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not inspect.isroutine(function):
+        return shown(function)
+    code = getattr(function, "__code__", None)
+    line = "" if code is None else f" (line {code.co_firstlineno})"
+    return f"{function.__module__}.{function.__qualname__}{line}"
 
 
 def _layers(function: Any) -> list[Any]:

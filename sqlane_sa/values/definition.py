@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any, Self
 
 from sqlane_sa.values.backoff import DEFAULT_BACKOFF
-from sqlane_sa.values.callables import accepts, is_async, is_generator, takes_context
+from sqlane_sa.values.callables import accepts, described, is_async, is_generator, takes_context
 from sqlane_sa.values.checks import MAX_COUNT, MAX_PRIORITY, MIN_PRIORITY
 from sqlane_sa.values.duration import definition_error, optional_seconds, seconds, to_ms
 from sqlane_sa.values.errors import DefinitionError, InvalidJobError, shown
@@ -61,8 +61,8 @@ class Definition:
         self._set("failure_job", _failure_job(self.failure_job, self.name))
         self._set("mutex_keys", _mutex_keys(self.mutex_keys))
         _check_backoff(self.backoff)
-        _check_handler(self.handler)
-        _check_transactional(self.transactional, self.handler)
+        _check_handler(self.handler, self.name)
+        _check_transactional(self.transactional, self.handler, self.name)
         self._set("is_async", self.handler is not None and is_async(self.handler))
         self._set("wants_context", self.handler is not None and takes_context(self.handler))
 
@@ -86,7 +86,7 @@ class Definition:
 
 
 def _wrong(option: str, value: object, what: str) -> DefinitionError:
-    return DefinitionError(f"{option}={shown(value)} {what}", option=option, value=value)
+    return DefinitionError(f"{option}={described(value)} {what}", option=option, value=value)
 
 
 def _integer(value: object, option: str, low: int, high: int) -> int:
@@ -135,19 +135,22 @@ def _check_backoff(value: object) -> None:
         raise _wrong("backoff", value, "must be a Backoff or a plain function of the attempt's number")
 
 
-def _check_handler(handler: object) -> None:
+def _check_handler(handler: object, name: str) -> None:
     if handler is None:
         return
     if not callable(handler):
-        raise _wrong("handler", handler, "cannot be called; use a def or async def function")
+        raise _wrong("handler", handler, f"of {shown(name)} cannot be called; use a def or async def function")
     if is_generator(handler):
-        raise _wrong("handler", handler, "is a generator, which would never run; use return instead of yield")
+        what = "is a generator, which would never run; use return instead of yield"
+        raise _wrong("handler", handler, f"of {shown(name)} {what}")
     if accepts(handler, 1) is False and accepts(handler, 2) is False:
-        raise _wrong("handler", handler, "must take (payload) or (payload, ctx), and nothing else without a default")
+        what = "must take (payload) or (payload, ctx), and nothing else without a default"
+        raise _wrong("handler", handler, f"of {shown(name)} {what}")
 
 
-def _check_transactional(value: object, handler: Callable[..., Any] | None) -> None:
+def _check_transactional(value: object, handler: Callable[..., Any] | None, name: str) -> None:
     if not isinstance(value, bool):
         raise _wrong("transactional", value, "must be True or False")
     if value and handler is not None and is_async(handler):
-        raise _wrong("transactional", value, "needs a def handler: its transaction is a plain Connection's")
+        what = f"needs a def handler, and that of {shown(name)}, {described(handler)}, is async def"
+        raise _wrong("transactional", value, f"{what}: its transaction is a plain Connection's")

@@ -1,4 +1,5 @@
 import functools
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 from enum import IntEnum
@@ -35,6 +36,7 @@ async def async_generator(payload: Any) -> AsyncIterator[int]:
 class Handler:
     def __call__(self, payload: Any) -> None: ...
     def method(self, payload: Any, ctx: Any) -> None: ...
+    def method_of_none(self) -> None: ...
     async def async_method(self, payload: Any) -> None: ...
 
 
@@ -161,8 +163,20 @@ def test_the_timeout_error_says_how_to_have_none() -> None:
 
 def test_a_transaction_needs_a_plain_function() -> None:
     assert Definition.build("mail", two, transactional=True).transactional
-    with pytest.raises(DefinitionError, match="needs a def handler"):
+    with pytest.raises(DefinitionError) as caught:
         Definition.build("mail", coroutine_two, transactional=True)
+    assert str(caught.value) == (
+        f"transactional=True needs a def handler, and that of 'mail', {__name__}.coroutine_two "
+        f"(line {coroutine_two.__code__.co_firstlineno}), is async def: its transaction is a plain Connection's"
+    )
+
+
+@pytest.mark.parametrize("handler", [none, generator, functools.partial(none), Handler().method_of_none])
+def test_a_handler_that_cannot_be_is_named_with_its_place(handler: Any) -> None:
+    function = handler.func if isinstance(handler, functools.partial) else handler
+    where = f"handler={__name__}.{function.__qualname__} (line {function.__code__.co_firstlineno})"
+    with pytest.raises(DefinitionError, match=f"^{re.escape(where)} of 'mail' "):
+        Definition.build("mail", handler)
 
 
 def test_keys_of_a_payload() -> None:
