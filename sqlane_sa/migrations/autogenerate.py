@@ -39,7 +39,7 @@ class UpgradeTables(MigrateOperation):
         return (
             "upgrade_sqlane",
             f"{behind(self.at, self.from_)}; let `alembic revision --autogenerate` write the revision that calls "
-            f"{calls.advised_call(self.at, to=self.to, from_=self.from_)}",
+            f"{calls.upgrade_call(self.at, to=self.to, from_=self.from_)}",
         )
 
 

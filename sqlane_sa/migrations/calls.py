@@ -16,11 +16,6 @@ def downgrade_call(at: Target, *, to: str | None, from_: str) -> str:
     return _call("downgrade", at, to, from_)
 
 
-def advised_call(at: Target, *, to: str, from_: str | None) -> str:
-    """As `upgrade_call`, for a message that names these revisions beside it: whole, as the database has them."""
-    return _call("upgrade", at, to, from_, whole=True)
-
-
 def command(at: Target) -> str:
     """The command line that brings these tables to the newest revision."""
     words = ["sqlane", "migrate"]
@@ -31,10 +26,10 @@ def command(at: Target) -> str:
     return shlex.join(words)
 
 
-def _call(function: str, at: Target, to: str | None, from_: str | None, *, whole: bool = False) -> str:
+def _call(function: str, at: Target, to: str | None, from_: str | None) -> str:
     arguments = {
-        "to": to if whole else to and chain.short(to),
-        "from_": from_ if whole else from_ and chain.short(from_),
+        "to": to and chain.short(to),
+        "from_": from_ and chain.short(from_),
         "prefix": None if at.prefix == Target.prefix else at.prefix,
         "schema": at.schema,
     }

@@ -94,7 +94,7 @@ def _place(conn: Connection) -> str:
 
 
 def _next_step(at: Target, found: str | None) -> str:
-    call = calls.advised_call(at, to=chain.head(), from_=found)
+    call = calls.upgrade_call(at, to=chain.head(), from_=found)
     return (
         f"run `alembic upgrade head` if an Alembic chain of yours has them (with a revision that calls {call}), "
         f"or else run `{calls.command(at)}`"

@@ -20,7 +20,7 @@ def refuse_unrecorded(conn: Connection, at: Target) -> None:
         raise SchemaBehindError(
             f"{at} are in the database, but no revision of sqlane_sa made them (did autogenerate write them from "
             "queue.metadata?); take them out of the revision that did, drop them, and make them with "
-            f"{calls.advised_call(at, to=chain.head(), from_=None)} in a revision of yours, or with "
+            f"{calls.upgrade_call(at, to=chain.head(), from_=None)} in a revision of yours, or with "
             f"`{calls.command(at)}`",
             current=None,
             head=chain.head(),

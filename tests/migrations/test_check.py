@@ -35,7 +35,7 @@ def test_missing_tables(empty: sa.Engine) -> None:
         f"the tables 'my_*' in schema 'mine' are not in the database '{url.database}' on {url.host}:{url.port}, "
         f"and this version of sqlane_sa needs {HEAD}; "
         "run `alembic upgrade head` if an Alembic chain of yours has them (with a revision that calls "
-        "migrations.upgrade(to='sqlane_0001', prefix='my_', schema='mine')), or else run "
+        "migrations.upgrade(to='0001', prefix='my_', schema='mine')), or else run "
         "`sqlane migrate --prefix my_ --schema mine`"
     )
     assert (caught.value.current, caught.value.head) == (None, HEAD)
@@ -49,7 +49,7 @@ def test_tables_that_are_behind(empty: sa.Engine) -> None:
     assert str(caught.value) == (
         "the tables 'sqlane_*' are at revision sqlane_0001, and this version of sqlane_sa needs sqlane_0002; "
         "run `alembic upgrade head` if an Alembic chain of yours has them (with a revision that calls "
-        "migrations.upgrade(to='sqlane_0002', from_='sqlane_0001')), or else run `sqlane migrate`"
+        "migrations.upgrade(to='0002', from_='0001')), or else run `sqlane migrate`"
     )
     assert (caught.value.current, caught.value.head) == ("sqlane_0001", "sqlane_0002")
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SENTENCE = (
     "the tables {} are in the database, but no revision of sqlane_sa made them (did autogenerate write them from "
     "queue.metadata?); take them out of the revision that did, drop them, and make them with "
-    "migrations.upgrade(to='sqlane_0001'{}) in a revision of yours, or with `sqlane migrate{}`"
+    "migrations.upgrade(to='0001'{}) in a revision of yours, or with `sqlane migrate{}`"
 )
 PLAIN = SENTENCE.format("'sqlane_*'", "", "")
 
