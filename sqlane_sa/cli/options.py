@@ -9,6 +9,8 @@ import click
 
 from sqlane_sa.queue import Queue
 from sqlane_sa.schema import Tables
+from sqlane_sa.values.errors import shown
+from sqlane_sa.values.text import has_surrogate
 
 VARIABLE = "SQLANE_DATABASE_URL"
 
@@ -47,7 +49,15 @@ def place_options(command: Command) -> Command:
 
 def names_option(help: str) -> Callable[[Command], Command]:
     """--names, which the command gets as `names`, for `names_of`."""
-    return click.option("--names", multiple=True, metavar="NAME,...", help=help)
+    return click.option("--names", multiple=True, metavar="NAME,...", help=help, callback=in_utf8)
+
+
+def in_utf8(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """A callback for words that the database gets. Python hands on what is not UTF-8, as lone surrogates."""
+    for word in given:
+        if has_surrogate(word):
+            raise click.BadParameter(f"{shown(word)} is not UTF-8, and no name or id is like that", ctx, parameter)
+    return given
 
 
 def names_of(given: Sequence[str]) -> list[str] | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sqlane_sa.cli.options import Place, names_of, names_option, place_options
+from sqlane_sa.cli.options import Place, in_utf8, names_of, names_option, place_options
 from sqlane_sa.cli.problems import Problem
 from sqlane_sa.values.text import printable
 
@@ -21,7 +21,7 @@ BATCH = 500
 
 
 @click.command(short_help="Set failed jobs back to pending.")
-@click.argument("ids", nargs=-1, metavar="[ID]...")
+@click.argument("ids", nargs=-1, metavar="[ID]...", callback=in_utf8)
 @names_option("All failed jobs of these names; may be repeated.")
 @click.option("--limit", type=click.IntRange(1), metavar="COUNT", help="With --names: at most so many.  [default: all]")
 @place_options

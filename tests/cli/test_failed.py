@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import re
 from collections.abc import Callable
 
 import pytest
@@ -119,6 +121,16 @@ class TestRetry:
         many = [f"{n}" for n in range(9)]
         said = problem(within("retry", id_, *many, "--url", database_url))
         assert said.startswith(f"not failed, and left as they are: {id_}, 0, 1, 2, 3 and 5 more; `sqlane failed`")
+
+    @pytest.mark.parametrize("words", [("failed", "--names"), ("retry",), ("retry", "--names")], ids=" ".join)
+    def test_what_is_not_utf8(self, sqlane: Sqlane, database_url: str, words: tuple[str, ...]) -> None:
+        answer = sqlane(*words, os.fsdecode(b"n\xff"), "--url", database_url)
+        assert (answer.code, answer.out) == (2, "")
+        assert re.fullmatch(
+            r"sqlane: invalid value for '.*': 'n\\udcff' is not UTF-8, and no name or id is like that; "
+            rf"see `sqlane {words[0]} --help`\n",
+            answer.err,
+        )
 
     def test_by_names_in_batches(
         self, within: Sqlane, database_url: str, engine: sa.Engine, add: Add, monkeypatch: pytest.MonkeyPatch
