@@ -8,6 +8,7 @@ import subprocess
 import sys
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,10 +20,13 @@ from sqlane_sa import JobContext, Queue, Snooze, Worker, migrations
 from sqlane_sa.cli.group import main
 from sqlane_sa.testing import drain
 from tests.docs.test_readme import ENQUEUE, MODELS, WORKER
+from tests.support import with_driver
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {page.stem: page.read_text() for page in DOCS.glob("*.md")}
-DEFINITIONS, ENQUEUEING, BY_THE_CLOCK, LOOKING, TESTING = re.findall(r"```python\n(.*?)```", PAGES["jobs"], re.S)
+DEFINITIONS, SESSIONS, ENQUEUEING, BY_THE_CLOCK, LOOKING, TESTING = re.findall(
+    r"```python\n(.*?)```", PAGES["jobs"], re.S
+)
 [SIGNATURE] = re.findall(r"```python\n(.*?)```", PAGES["worker"], re.S)
 
 
@@ -38,7 +42,7 @@ def names() -> dict[str, Any]:
 def test_every_block_is_run_somewhere() -> None:
     """Those of migrations.md and roles.md in tests/migrations; those of operations.md are examples of answers."""
     assert {name: page.count("```") // 2 for name, page in PAGES.items() if "```" in page} == {
-        "jobs": 5,
+        "jobs": 6,
         "worker": 2,
         "migrations": 9,
         "roles": 6,
@@ -102,6 +106,47 @@ def test_the_context(queue: Queue, engine: sa.Engine) -> None:
     assert told[1] >= hour
     with engine.connect() as conn:
         assert payloads_of(conn, after) == ["stays"]
+
+
+@pytest.mark.parametrize("way", ["worker", "drain"])
+def test_sessions_of_handlers(
+    engine: sa.Engine, database_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, way: str
+) -> None:
+    """As many jobs as find a pooled connection that another has left; in a drain each async one has its own loop."""
+    models = ModuleType("app.models")
+    exec(MODELS, vars(models))
+    monkeypatch.setitem(sys.modules, "app", ModuleType("app"))
+    monkeypatch.setitem(sys.modules, "app.models", models)
+    queue = Queue()
+    names: dict[str, Any] = {"queue": queue}
+    code = SESSIONS
+    for driver in ("psycopg", "asyncpg"):
+        url = f'"postgresql+{driver}://localhost/app"'
+        assert url in code
+        pool = ", poolclass=NullPool" if way == "drain" else ""
+        code = code.replace(url, repr(with_driver(database_url, driver)) + pool)
+    exec("from sqlalchemy import NullPool\n" + code, names)
+    models.Base.metadata.create_all(engine)  # type: ignore[attr-defined]
+    with Session(engine) as session, session.begin():
+        for number in range(1, 7):
+            session.add(models.User(id=number, name="ada"))  # type: ignore[attr-defined]
+            handle = names["rename_async" if number % 2 else "rename"]
+            handle.enqueue(session, {"id": number, "name": f"grace {number}"}, max_attempts=1)
+
+        @queue.job("close", priority=1)
+        async def close(payload: Any) -> None:
+            await names["async_engine"].dispose()  # in the loop that opened its connections
+
+        close.enqueue(session)
+    if way == "drain":
+        assert drain(engine, queue, raise_errors=True).completed == 7
+    else:
+        Worker(engine, queue, concurrency=1).run_until_idle()
+    with engine.connect() as conn:
+        found = conn.exec_driver_sql("SELECT name FROM users ORDER BY id").scalars().all()
+        assert queue.stats(conn) == {}, caplog.text
+    assert found == [f"grace {number}" for number in range(1, 7)]
+    names["engine"].dispose()
 
 
 def payloads_of(conn: sa.Connection, handle: Any) -> list[Any]:
