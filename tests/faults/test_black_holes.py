@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from sqlane_sa import Job, JobContext, Queue, Worker
+from sqlane_sa import Job, JobContext, Queue, Worker, store
 from sqlane_sa.worker import deadlines, listener
 from tests.faults.conftest import StartLoad
 from tests.faults.proxy import Proxy
@@ -124,6 +124,68 @@ def test_a_zombie_worker(
         wait_until(lambda: job(after).status == "completed", message="work of the worker that was cut off")
     assert (job(id_).stalls, job(id_).attempts) == (1, 1)
     assert "not renewed for a whole lease; its lease is lost" in caplog.text
+
+
+def test_what_a_worker_does_for_a_handler_ends_too(
+    proxy: Proxy, through: sa.Engine, queue: Queue, enqueue: Callable[[str], str], job: Callable[[str], Job]
+) -> None:
+    """Its `ctx.enqueue`, on a connection that worked before: the handler hears of it, and may end."""
+    queue.define("after")
+    errors: list[Exception] = []
+    enqueued, holed = threading.Event(), threading.Event()
+
+    @queue.job("enqueues")
+    def enqueues(payload: Any, ctx: JobContext) -> None:
+        ctx.enqueue("after")
+        enqueued.set()
+        assert holed.wait(60)
+        try:
+            ctx.enqueue("after")
+        except sa.exc.DBAPIError as error:
+            errors.append(error)
+
+    with Worker(through, queue, **(SHORT | {"lease": 60.0})):  # type: ignore[arg-type]
+        id_ = enqueue("enqueues")
+        assert enqueued.wait(60)
+        proxy.find("INSERT INTO").black_hole()
+        holed.set()
+        wait_until(lambda: errors, message="the end of the enqueue")
+        wait_until(lambda: job(id_).status == "completed")
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_large_payload_that_never_arrives_is_read_again(
+    proxy: Proxy,
+    through: sa.Engine,
+    engine: sa.Engine,
+    queue: Queue,
+    job: Callable[[str], Job],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    """One that the claim does not bring along, on its own connection: its job is released, and runs."""
+    sizes: list[int] = []
+
+    async def handler(payload: str) -> None:
+        sizes.append(len(payload))
+
+    queue.job("large")(handler if kind == "async def" else lambda payload: sizes.append(len(payload)))
+    read, holed = store.read_payload_texts, threading.Event()
+
+    def fall_silent(conn: sa.Connection, *arguments: Any, **options: Any) -> dict[str, str]:
+        if not holed.is_set() and not options:
+            conn.execute(sa.text("SELECT 1")).close()
+            proxy.link_of(conn).black_hole()
+            holed.set()
+        return read(conn, *arguments, **options)
+
+    monkeypatch.setattr(store, "read_payload_texts", fall_silent)
+    with Worker(through, queue, **(SHORT | {"lease": 60.0})):  # type: ignore[arg-type]
+        with engine.begin() as conn:
+            id_ = queue.enqueue(conn, "large", "x" * 100_000).id
+        wait_until(lambda: job(id_).status == "completed")
+    assert holed.is_set() and sizes == [100_000]
+    assert (job(id_).attempts, job(id_).stalls) == (1, 0)
 
 
 @pytest.mark.timeout(300)
