@@ -131,7 +131,9 @@ def _add_failure_job(conn: Connection, tables: Tables, failed: FailedJob, build:
     except Exception as problem:
         if isinstance(problem, DBAPIError) and _is_outage(problem):
             raise
-        return FailResult(True, None, f"{type(problem).__name__}: {problem}"[:1000])
+        # The rest of a driver's message may hold the row, and a log shows what is said here.
+        first = str(problem).strip().partition("\n")[0]
+        return FailResult(True, None, f"{type(problem).__name__}: {first}"[:1000])
 
 
 def _built(build: FailureBuilder, failed: FailedJob) -> NewJob | None:
