@@ -158,15 +158,9 @@ class Sweeper:
         try:
             return self._delete(limit)
         except DBAPIError as error:
-            if not self._may_be_one(error, limit):
+            if not _may_be_one_rows(error):
                 raise
         return self._delete_around(limit)
-
-    def _may_be_one(self, error: DBAPIError, limit: int) -> bool:
-        """Whether one of these rows may be why they cannot be deleted; or they are too many for a time limit."""
-        if sqlstate(error) == QUERY_CANCELED:
-            return limit == 1
-        return is_hopeless(error) or may_pass(error)
 
     def _delete_around(self, limit: int) -> int:
         """Of the first `limit`, those that can be deleted, and past the others; how many. By halves up to one of those,
@@ -178,7 +172,7 @@ class Sweeper:
             try:
                 gone = self._delete(step)
             except DBAPIError as error:
-                if not self._may_be_one(error, step):
+                if not _may_be_one_rows(error):
                     raise
                 if step == 1:
                     self._pass_over(error)
@@ -206,7 +200,12 @@ class Sweeper:
         with self._database.transaction() as conn:
             first = store.first_expired(conn, self._queue.tables, after=self._undeletable.last)
         if first is not None:  # else somebody else has deleted it
-            self._undeletable.pass_over(first, error)
+            self._undeletable.pass_over(first, error, may_pass=may_pass(error))
+
+
+def _may_be_one_rows(error: DBAPIError) -> bool:
+    """Whether one row may be why none was deleted. What took too long were too many, or an outage."""
+    return sqlstate(error) != QUERY_CANCELED and (is_hopeless(error) or may_pass(error))
 
 
 def _report(recovery: store.Recovery) -> None:

@@ -191,7 +191,7 @@ def test_a_stale_job_whose_recovery_is_refused_holds_up_no_other(
     assert worker.failure is None
 
 
-@pytest.mark.parametrize("refusal", [*KINDS.values(), "RAISE query_canceled", "RAISE serialization_failure"])
+@pytest.mark.parametrize("refusal", [*KINDS.values(), "RAISE serialization_failure"])
 def test_an_expired_job_whose_deletion_is_refused_holds_up_no_other(
     queue: Queue, ran: list[Any], work: Callable[..., Worker], engine: sa.Engine, sql: Any, refusal: str
 ) -> None:
