@@ -99,20 +99,25 @@ def test_a_retry_of_ones_own_is_waited_for(queue: Queue, asleep: Any, enqueue: A
     wait_until(lambda: job(id_).status == "completed")
 
 
-def test_a_recovered_job_is_waited_for(queue: Queue, asleep: Any, enqueue: Any, job: Read, engine: sa.Engine) -> None:
+def test_a_recovered_job_is_waited_for(
+    queue: Queue, asleep: Any, job: Read, engine: sa.Engine, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The sweep that takes it back tells those who sleep when it is due again."""
+    Followed.only_wake_ups(monkeypatch)
     queue.job("quick")(lambda payload: None)
-    asleep(sweep_interval=0.2, names=["quick"])
     with engine.begin() as conn:
         id_ = queue.enqueue(conn, "quick").id
-        store.claim(conn, queue.tables, candidate_ids=[id_], lock_token="dead", locked_by="dead", lease=0.001)
+        store.claim(conn, queue.tables, candidate_ids=[id_], lock_token="dead", locked_by="dead", lease=3600)
+    asleep(sweep_interval=0.2)
+    sql("UPDATE sqlane_jobs SET locked_until = statement_timestamp() - interval '1 s'")
     wait_until(lambda: job(id_).status == "completed")
     assert job(id_).stalls == 1
 
 
 def test_a_job_handed_back_at_a_shutdown_wakes_another_worker(
-    queue: Queue, work: Any, asleep: Any, enqueue: Any, job: Read
+    queue: Queue, work: Any, asleep: Any, enqueue: Any, job: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    Followed.only_wake_ups(monkeypatch)
     runs: list[str] = []
 
     @queue.job("long")
