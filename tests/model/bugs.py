@@ -101,6 +101,7 @@ BUGS: Mapping[str, Bug] = {
     "turn without the token": without(TOKEN, TURN, by=OPERATIONS, times=3),
     "complete free without the token": without(TOKEN, "turn.COMPLETE_FREE", by=OPERATIONS, times=3),
     "turn without the status": without(RUNNING, TURN, by=HAND),
+    "recall without the status": without("status = 'running' AND ", "recall.RECALL", by=HAND),
     "turn claims what is not pending": without("j.status = 'pending' AND ", TURN, by=OPERATIONS),
     "turn claims jobs with keys": without(" AND j.mutex_keys IS NULL", TURN, by=OPERATIONS),
     "turn does not say what it skipped": without("< cardinality(", TURN, by=OPERATIONS, instead="> cardinality("),

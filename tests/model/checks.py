@@ -150,6 +150,9 @@ def ended_by_hand(engine: sa.Engine) -> None:
             for name, write in WRITES.items():
                 write(conn, QUEUE, Lock(job.id, job.lock_token))
                 assert everything(conn) == before, f"{name} has changed a job that is {status}"
+            recalled = store.recall(conn, TABLES, lock_tokens=[job.lock_token], lease=60)
+            assert not recalled, f"a job that is {status} was recalled"
+            assert everything(conn) == before, f"recall has changed a job that is {status}"
     with engine.connect() as conn:
         gone, again = (running(conn, QUEUE, "h", token="hand", mutex_keys=[key]) for key in "gh")
         run(conn, "UPDATE sqlane_jobs SET status = 'completed' WHERE id = :id", id=gone.id)

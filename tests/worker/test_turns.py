@@ -119,6 +119,24 @@ def test_what_is_completed_before_a_claim_that_fails_is_written_once(
     assert not jobs.finished
 
 
+def test_what_runs_here_already_is_not_started_by_a_recall(
+    loop: Loop, jobs: RunningJobs, slots: Slots, enqueue: Any, engine: sa.Engine, queue: Queue
+) -> None:
+    """What is in doubt is a token, and that of a whole claim: its other jobs are."""
+    enqueue("plain")
+    loop.turn()
+    (known,) = slots.started
+    lost = enqueue("plain")
+    with engine.begin() as conn:
+        by: Any = {"lock_token": known.lock_token, "locked_by": "w", "lease": 60}
+        store.claim(conn, queue.tables, candidate_ids=[lost], **by)
+    loop._claims._in_doubt.append(known.lock_token)
+    loop.turn()
+    assert [one.id for one in slots.started] == [known.id, lost]
+    assert len(jobs) == 2
+    assert not loop._claims.in_doubt
+
+
 def test_the_probe_after_a_wake_up_is_put_off(
     loop: Loop, jobs: RunningJobs, slots: Slots, clock: Clock, enqueue: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
