@@ -39,6 +39,8 @@ from sqlane_sa.worker.writer import Writer
 
 log = logging.getLogger("sqlane_sa.worker")
 
+LOOP_BACKOFF = 1.0
+"""Seconds between two tries of the loop in an outage, at most: jobs wait for it. The other parts leave more."""
 CANCEL_GRACE = 1.0
 """Seconds that cancelled handlers get to return before their jobs are released over their heads."""
 FLUSH_GRACE = 5.0
@@ -110,14 +112,17 @@ class Parts:
     def _make_services(self, heartbeat: Database, loop: Database, sweeper: Database, writer: Database) -> list[Service]:
         """The threads, each with the connection that it closes after an error, in the order in which they start."""
         give_up = self._give_up
+        sweep_backoff = max(LOOP_BACKOFF, self._options.sweep_interval)
         services = [
             Service("deadlines", self._deadlines.run_once, _nothing, give_up),
             Service("tally", self.tally.run_once, _nothing, give_up),
             Service("timer", self._run_timer, _nothing, give_up),
             Service("heartbeat", self.heartbeat.run_once, heartbeat.close, give_up),
-            Service("sweeper", self.sweeper.run_once, sweeper.close, give_up),
+            Service("sweeper", self.sweeper.run_once, sweeper.close, give_up, longest_backoff=sweep_backoff),
             Service("writer", self.writer.run_once, writer.close, give_up),
-            Service("loop", self.loop.run_once, loop.close, give_up, lambda: loop.committed),
+            Service(
+                "loop", self.loop.run_once, loop.close, give_up, lambda: loop.committed, longest_backoff=LOOP_BACKOFF
+            ),
         ]
         if self.listener:
             services.insert(1, Service("listener", self.listener.run_once, self.listener.close, give_up))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
@@ -20,10 +21,12 @@ MAX_CRASHES = 10
 
 
 class Outage:
-    """Backs off with jitter while something fails, and logs it once, and every 5 minutes while it lasts."""
+    """Backs off with jitter while something fails, at most for `longest` seconds, and logs it once, and every 5 minutes
+    while it lasts."""
 
-    def __init__(self, part: str) -> None:
+    def __init__(self, part: str, longest: float = math.inf) -> None:
         self._part = part
+        self._longest = longest
         self._failures = 0
         self._began = self._said_at = 0.0
 
@@ -37,7 +40,7 @@ class Outage:
             self._said_at = now
             log.warning("%s: still fails after %.0f min: %s", self._part, (now - self._began) / 60, first_line(error))
         self._failures += 1
-        ceiling = min(FIRST_BACKOFF * 2.0 ** min(self._failures, 16), LAST_BACKOFF)
+        ceiling = min(FIRST_BACKOFF * 2.0 ** min(self._failures, 16), LAST_BACKOFF, self._longest)
         return ceiling * random.uniform(0.5, 1.0)
 
     def worked(self) -> None:
@@ -61,6 +64,7 @@ class Service:
         on_error: Callable[[], None],
         give_up: Callable[[str], None],
         successes: Callable[[], int] | None = None,
+        longest_backoff: float = math.inf,
     ) -> None:
         self.name = name
         self._successes = successes
@@ -70,7 +74,7 @@ class Service:
         self._give_up = give_up
         self._stop = threading.Event()
         self._wake = threading.Event()
-        self._outage = Outage(name)
+        self._outage = Outage(name, longest_backoff)
         self._crashes = 0
         self._first_pause = 0.0
         self._thread = threading.Thread(target=self._run, name=f"sqlane-{name}", daemon=True)

@@ -11,7 +11,7 @@ from typing import Any, Self
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from sqlane_sa.worker.service import LAST_BACKOFF
+from sqlane_sa.worker.parts import LOOP_BACKOFF
 from tests.faults import load_worker
 from tests.faults.beat import Beat, processor_waits
 from tests.faults.fleet import WorkerProcess
@@ -163,10 +163,10 @@ class Load:
     @property
     def bound(self) -> float:
         """Seconds from the end of a fault to the end of all from before it: the lease of a claim that was lost, the
-        sweep, the linger of the same length, the delay of a stall, the longest back-off, a poll, and 1 s."""
+        sweep, the linger of the same length, the delay of a stall, a poll, and 1 s, in which the loop tries again."""
         options = self.options
         leases = 2 * options["lease"]
-        return leases + options["sweep_interval"] + options["stall_delay"] + options["poll_interval"] + LAST_BACKOFF + 1
+        return leases + options["sweep_interval"] + options["stall_delay"] + options["poll_interval"] + LOOP_BACKOFF
 
     def _wait_for_recovery(self) -> float:
         assert self._fault_end is not None, "the fault goes on"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from sqlane_sa.worker.service import LAST_BACKOFF
 from tests.faults.beat import PAUSE, Beat, processor_waits
 from tests.faults.load import OPTIONS, Load
 
@@ -25,7 +24,7 @@ def test_the_bound_is_what_is_promised(under: Load) -> None:
     """Lease, linger, sweep, stall delay, back-off, poll and a second; nothing for the machine."""
     promised = OPTIONS | {"stall_delay": 0.5}
     parts = [promised[name] for name in ("lease", "lease", "sweep_interval", "stall_delay", "poll_interval")]
-    assert under.bound == pytest.approx(sum(parts) + LAST_BACKOFF + 1)
+    assert under.bound == pytest.approx(sum(parts) + 1)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,8 @@ from tests.faults.history import Window
 
 MARGIN = 2.0
 """Seconds for which an older job has been committed when a claim that passes it over is an inversion."""
-GRACE = 6.0
-"""Seconds that a recovery may take beyond what is promised: a worker that backs off after an outage tries again every
-5 s at least, and the machine has other things to do."""
+GRACE = 3.0
+"""Seconds that a recovery may take beyond what is promised: the machine has other things to do."""
 EXAMPLES = 5
 
 PREPARE = """
