@@ -272,9 +272,25 @@ class Handlers:
             return None
 
     def _create_tasks(self, jobs: list[RunningJob]) -> None:
-        for job in jobs:
-            job.task = self._event_loop.create_task(self._run_async(job))
+        for job in jobs:  # which may grow
+            coroutine = self._run_async(job)
+            try:
+                job.task = self._event_loop.create_task(coroutine)
+            except BaseException as error:
+                coroutine.close()
+                self._end_without_task(job, error, jobs)
         self._look_soon(jobs)
+
+    def _end_without_task(self, job: RunningJob, error: BaseException, jobs: list[RunningJob]) -> None:
+        """The next one is left to the caller: each would be called by the one before it, until the stack is full."""
+        following = self._next()
+        self._jobs.finish(job, _without_outcome(job, error))
+        if following is None:
+            return
+        if following.definition.is_async:
+            jobs.append(following)
+        else:
+            self._start_in_thread(following)
 
     async def _run_async(self, job: RunningJob) -> None:
         try:

@@ -149,3 +149,40 @@ def test_a_task_factory_of_a_handlers(
         queue.enqueue_many(conn, (queue.new("good", n) for n in range(500)))
     wait_until(lambda: len(ran) == 500)
     wait_until(lambda: sql("SELECT DISTINCT status, attempts FROM sqlane_jobs") == [("completed", 1)])
+
+
+def test_tasks_that_cannot_be_made(
+    queue: Queue,
+    work: Callable[..., Worker],
+    engine: sa.Engine,
+    sql: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As where a library has replaced their class. Each gives its slot and its job back, and the stack does not grow
+    with those that wait."""
+    refused: list[None] = []
+    task_class = asyncio.Task
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        if len(refused) == 1500:
+            return task_class(*args, **options)
+        refused.append(None)
+        raise RuntimeError("no more tasks")
+
+    ran: list[Any] = []
+
+    @queue.job("good")
+    async def good(payload: Any) -> None:
+        ran.append(payload)
+
+    queue.job("in a thread")(ran.append)
+    with engine.begin() as conn:
+        queue.enqueue_many(conn, (queue.new("good", n) for n in range(1500)))
+        queue.enqueue_many(conn, (queue.new("in a thread", n) for n in range(1500, 1510)))
+    monkeypatch.setattr(asyncio, "Task", refuse)
+    worker = work(concurrency=2, lease=60)
+    wait_until(lambda: sql("SELECT DISTINCT status, attempts FROM sqlane_jobs") == [("completed", 1)])
+    assert sorted(ran) == list(range(1510))
+    assert worker._parts.handlers.active == 0
+    assert "RuntimeError: no more tasks" in caplog.text
