@@ -17,7 +17,7 @@ from sqlane_sa.queue import Queue
 from sqlane_sa.values.ids import new_id
 from sqlane_sa.values.job import ClaimedJob
 from sqlane_sa.worker.database import Database
-from sqlane_sa.worker.outcomes import is_contended, is_hopeless, may_pass
+from sqlane_sa.worker.outcomes import is_contended, is_hopeless, may_be_one_rows, may_pass
 from sqlane_sa.worker.running import RunningJob
 from sqlane_sa.worker.service import first_line
 
@@ -211,13 +211,15 @@ class Claims:
             self._worked_at = time.monotonic()
         for id_, error in refused.items():
             before = self._aside.get(id_)
-            known = (
-                works or not _is_like_an_outage(error) or (before and (before.said or before.since < self._worked_at))
-            )
-            self._set_aside(id_, error, before, keyed=keyed, said=bool(known))
-            outage = outage or (None if known else error)
+            its_own = works or not _is_like_an_outage(error) or self._is_known(before)
+            self._set_aside(id_, error, before, keyed=keyed, said=its_own)
+            outage = outage or (None if its_own else error)
         if outage:
             raise outage
+
+    def _is_known(self, aside: Aside | None) -> bool:
+        """Whether others were claimed since this one was refused first."""
+        return aside is not None and (aside.said or aside.since < self._worked_at)
 
     def _forget(self, found: Collection[str], now: float, *, keyed: bool) -> None:
         """What another worker has claimed, or somebody changed. A look for keys sees whatever can start; one for jobs
@@ -245,7 +247,7 @@ class Claims:
                 store.wait_briefly(conn)
                 got = self._claim(conn, ids, places)
         except Exception as error:
-            if not (is_hopeless(error) or may_pass(error)):
+            if not may_be_one_rows(error):
                 raise
             return error
         self.since = self.since if claimed else began

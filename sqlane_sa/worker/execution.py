@@ -31,16 +31,15 @@ log = logging.getLogger("sqlane_sa.worker")
 
 COMPLETED = Completed()
 NOT_BEGUN_PAUSE = 1.0
+UNREAD = "its payload could not be read"
+READERS = 4
+"""Threads that read large payloads for `async def` handlers."""
 LARGE_TEXT = 1000
 """Characters of a payload that are not kept beside its value until the result is written."""
 
 
 class LeaseLostError(SqlaneError):
     """The job was taken over by another worker before its transaction could complete it."""
-
-
-READERS = 4
-"""Threads that read large payloads for `async def` handlers."""
 
 
 class Execution:
@@ -82,11 +81,24 @@ class Execution:
         try:
             text = job.claimed.payload_text
             if text is None:
-                text = await asyncio.get_running_loop().run_in_executor(self._readers, self._text, job)
+                text = await self._read(job)
             await self._call_async(job, self._payload(job, text))
         except BaseException as error:
             return self._settle(job, error)
         return self._settle(job, None)
+
+    async def _read(self, job: RunningJob) -> str | None:
+        try:
+            reading = asyncio.get_running_loop().run_in_executor(self._readers, self._text, job)
+        except RuntimeError as error:  # the system's limit of threads; or the worker has stopped, and waits for nobody
+            self._say_not_begun(job, UNREAD, error)
+            await asyncio.sleep(NOT_BEGUN_PAUSE)
+            raise NotBegunError(UNREAD) from error
+        return await reading
+
+    def stop(self) -> None:
+        """Let the threads end that read payloads, once they have read what waits."""
+        self._readers.shutdown(wait=False)
 
     def _text(self, job: RunningJob) -> str | None:
         if job.claimed.payload_text is not None:
@@ -95,7 +107,7 @@ class Execution:
             with self._deadlines.limit(), self._reading() as conn:
                 return store.read_payload_texts(conn, self._queue.tables, [job.id]).get(job.id)
         except (DBAPIError, OSError) as error:
-            raise self._not_begun(job, "its payload could not be read", error) from error
+            raise self._not_begun(job, UNREAD, error) from error
 
     def _payload(self, job: RunningJob, text: str | None) -> Any:
         claimed = job.claimed
@@ -165,12 +177,16 @@ class Execution:
 
     def _not_begun(self, job: RunningJob, what: str, error: Exception) -> NotBegunError:
         """After a pause, with the slot and the keys held: the job keeps its place in their lines, and is not claimed
-        again at once. Said once, until a transaction can be opened."""
+        again at once."""
+        self._say_not_begun(job, what, error)
+        job.event.wait(NOT_BEGUN_PAUSE)
+        return NotBegunError(what)
+
+    def _say_not_begun(self, job: RunningJob, what: str, error: Exception) -> None:
+        """Said once, until a transaction can be opened."""
         level = logging.DEBUG if self._refused else logging.WARNING
         self._refused = True
         log.log(level, "job %s (%s) is released: %s: %s", job.id, job.claimed.name, what, first_line(error))
-        job.event.wait(NOT_BEGUN_PAUSE)
-        return NotBegunError(what)
 
     def _settle(self, job: RunningJob, error: BaseException | None) -> Outcome | None:
         """The outcome, also where the exception that left the handler cannot even be looked at."""

@@ -137,6 +137,7 @@ class Handlers:
         for _ in range(self._threads):
             self._put(None)
         self._event_loop.stop()
+        self._execution.stop()
 
     def _start_in_thread(self, job: RunningJob) -> None:
         if not (self._hand_over(job) or self._spawn(job)):
@@ -230,6 +231,7 @@ class Handlers:
                 following = self._next(in_thread=True)
             if not job.ended:
                 self._jobs.finish(job, outcome)
+            self._jobs.call_loop()  # the call may be what was interrupted
         return following
 
     def _run(self, job: RunningJob, context: Context) -> Outcome | None:

@@ -12,7 +12,7 @@ from sqlane_sa.values.job import ClaimedJob
 from sqlane_sa.worker.claims import Claims
 from sqlane_sa.worker.database import Database
 from sqlane_sa.worker.lines import Lines
-from sqlane_sa.worker.outcomes import is_hopeless, may_pass
+from sqlane_sa.worker.outcomes import may_be_one_rows
 
 FIRST_SPARE, LAST_SPARE = 20, 1000
 """Lines that are looked at beyond those needed: not each has somebody who can go on. Few at first, for of those that
@@ -61,7 +61,7 @@ class KeyedClaims:
         except Exception as error:
             if claimed:
                 return KeyedLook(claimed, 0, looking)  # they run; the next turn meets the outage
-            if not (is_hopeless(error) or may_pass(error)):
+            if not may_be_one_rows(error):
                 raise
             return self._apart(names, want)
         return KeyedLook(claimed, next_ms, rest)

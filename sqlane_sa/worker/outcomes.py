@@ -140,6 +140,11 @@ def may_pass(error: BaseException) -> bool:
     return sqlstate(error).startswith(_OUTAGES)
 
 
+def may_be_one_rows(error: BaseException) -> bool:
+    """Whether one row may be why a statement for many failed: so it is tried in parts."""
+    return is_hopeless(error) or may_pass(error)
+
+
 class _LockedError(Exception):
     """A row that a result is written to is locked, or refused for now; a lock on a whole table is an outage."""
 

@@ -13,7 +13,7 @@ from sqlane_sa import store
 from sqlane_sa.queue import Queue
 from sqlane_sa.sqlstate import sqlstate
 from sqlane_sa.worker.database import Database
-from sqlane_sa.worker.outcomes import is_hopeless, may_pass, report_failure_job
+from sqlane_sa.worker.outcomes import is_hopeless, may_be_one_rows, may_pass, report_failure_job
 from sqlane_sa.worker.running import LEASE_LOST, RunningJobs
 from sqlane_sa.worker.service import first_line
 from sqlane_sa.worker.undeletable import UndeletableJobs
@@ -26,6 +26,7 @@ MAX_BATCHES = 50
 QUERY_CANCELED = "57014"
 RECOVERED_AT_ONCE = 100
 MAX_REFUSED = 5
+"""So many expired jobs whose deletion is refused like in an outage, and none that is deleted: it is taken for one."""
 
 
 class Sweeper:
@@ -96,7 +97,7 @@ class Sweeper:
             for start in range(0, len(stale), RECOVERED_AT_ONCE):
                 self._recover(stale[start : start + RECOVERED_AT_ONCE])
         except Exception as error:
-            if not (may_pass(error) or is_hopeless(error)):
+            if not may_be_one_rows(error):
                 raise
             self._recover_apart(stale)
 
@@ -158,7 +159,7 @@ class Sweeper:
         try:
             return self._delete(limit)
         except DBAPIError as error:
-            if not _may_be_one_rows(error):
+            if not _may_be_one_expired(error):
                 raise
         return self._delete_around(limit)
 
@@ -172,7 +173,7 @@ class Sweeper:
             try:
                 gone = self._delete(step)
             except DBAPIError as error:
-                if not _may_be_one_rows(error):
+                if not _may_be_one_expired(error):
                     raise
                 if step == 1:
                     self._pass_over(error)
@@ -203,9 +204,9 @@ class Sweeper:
             self._undeletable.pass_over(first, error, may_pass=may_pass(error))
 
 
-def _may_be_one_rows(error: DBAPIError) -> bool:
+def _may_be_one_expired(error: DBAPIError) -> bool:
     """Whether one row may be why none was deleted. What took too long were too many, or an outage."""
-    return sqlstate(error) != QUERY_CANCELED and (is_hopeless(error) or may_pass(error))
+    return sqlstate(error) != QUERY_CANCELED and may_be_one_rows(error)
 
 
 def _report(recovery: store.Recovery) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sqlane_sa.queue import Queue
 from sqlane_sa.worker.database import Database
-from sqlane_sa.worker.outcomes import complete_at_once, is_hopeless, is_simple, may_pass, results_to_write
+from sqlane_sa.worker.outcomes import complete_at_once, is_simple, may_be_one_rows, results_to_write
 from sqlane_sa.worker.running import RunningJobs
 
 
@@ -51,7 +51,7 @@ class Writer:
             skipped = complete_at_once(self._database, self._queue, results)
         except BaseException as error:
             jobs.left.extend(simple)
-            if not (is_hopeless(error) or may_pass(error)):
+            if not may_be_one_rows(error):
                 raise
         else:
             late = {job for job, _ in skipped}

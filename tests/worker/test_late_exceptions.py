@@ -120,6 +120,39 @@ def test_a_default_executor_of_a_handlers(
     go.set()
 
 
+def test_a_payload_for_which_there_is_no_thread(
+    queue: Queue, work: Callable[..., Worker], enqueue: Any, sql: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """The job is released and uses no attempt; and the threads that read payloads end with their worker."""
+    ran: list[int] = []
+
+    @queue.job("large", max_attempts=1)
+    async def large(payload: Any) -> None:
+        ran.append(len(payload))
+
+    worker = work(concurrency=2, lease=60)
+    submit = ThreadPoolExecutor.submit
+    refused: list[bool] = []
+
+    def submit_later(executor: ThreadPoolExecutor, *args: Any, **options: Any) -> Any:
+        if not refused:
+            refused.append(True)
+            raise RuntimeError("can't start new thread")
+        return submit(executor, *args, **options)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", submit_later)
+    enqueue("large", "x" * 100_000)
+    wait_until(lambda: ran == [100_000])
+    wait_until(lambda: sql("SELECT status, attempts, stalls FROM sqlane_jobs") == [("completed", 1, 0)])
+    assert "its payload could not be read: RuntimeError: can't start new thread" in caplog.text
+    reading = [thread for thread in threading.enumerate() if thread.name.startswith("sqlane-payload")]
+    assert reading
+    worker.stop()
+    for thread in reading:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
 FACTORIES = {"refuses": refusing, "knows no context": without_context}
 if sys.version_info >= (3, 12):
     FACTORIES["eager"] = asyncio.eager_task_factory
