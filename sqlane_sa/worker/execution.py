@@ -23,6 +23,7 @@ from sqlane_sa.worker.attempts import NotBegunError, attempt_failed, attempt_los
 from sqlane_sa.worker.context import JobContext
 from sqlane_sa.worker.deadlines import Deadlines
 from sqlane_sa.worker.fork import end_if_child
+from sqlane_sa.worker.handler_engine import HandlerEngine, StatementsLostError
 from sqlane_sa.worker.running import LEASE_LOST, SHUTDOWN, TIMEOUT, RunningJob
 from sqlane_sa.worker.service import first_line
 from sqlane_sa.worker.transactions import Transaction, only_ours
@@ -162,10 +163,18 @@ class Execution:
                 raise JobTimeoutError(job.definition.timeout or 0.0)
             job.completing = True
             ending.enter_context(self._deadlines.limit(conn))  # until the commit is answered
-            if job.cancelled == LEASE_LOST or not store.complete(
-                conn, self._queue.tables, jobs=[job], idle_limit=self._deadlines.idle_limit
-            ):
+            if job.cancelled == LEASE_LOST or not self._complete(conn, job):
                 raise LeaseLostError("the lease was lost; the handler's transaction is rolled back")
+
+    def _complete(self, conn: Connection, job: RunningJob) -> bool:
+        """Whether the job still ran under its lock."""
+        tables, idle_limit = self._queue.tables, self._deadlines.idle_limit
+        if not isinstance(conn.engine, HandlerEngine):
+            return bool(store.complete(conn, tables, jobs=[job], idle_limit=idle_limit))
+        try:
+            return conn.engine.complete_and_commit(conn, tables, job.claimed, idle_limit)
+        except StatementsLostError as error:
+            raise self._not_begun(job, "its session has lost its prepared statements", error) from error
 
     def _begin(self, job: RunningJob, stack: ExitStack) -> Connection:
         try:

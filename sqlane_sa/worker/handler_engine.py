@@ -9,14 +9,30 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine.base import OptionEngine
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool, Pool, QueuePool
 
+from sqlane_sa import store
+from sqlane_sa.schema import Tables
+from sqlane_sa.sqlstate import sqlstate
+from sqlane_sa.store.drivers import PREPARED, sends_together
+from sqlane_sa.store.last_step import complete_and_commit
+from sqlane_sa.values.errors import SqlaneError
+from sqlane_sa.values.job import ClaimedJob
 from sqlane_sa.worker.database import Connector, last_moment
 from sqlane_sa.worker.driver import has_arrived
 
 USED = "sqlane_used"
 TRUSTED = 1.0
 """Seconds for which a connection that was in use is not tried before the next."""
+
+
+_NOT_PREPARED = ("26000", "42P05")
+"""SQLSTATE: no such statement, or one of that name already."""
+
+
+class StatementsLostError(SqlaneError):
+    """Somebody has deallocated the prepared statements of a session: its transaction is rolled back."""
 
 
 class HandlerEngine(OptionEngine):
@@ -32,9 +48,11 @@ class HandlerEngine(OptionEngine):
     def __init__(self, engine: Engine, connector: Connector, concurrency: int) -> None:
         super().__init__(engine, {})
         self.pool = _like(engine.pool, connector, concurrency)
+        self._together = isinstance(self.pool, HandlerPool)
         self._on_commit: dict[Connection, Callable[[Connection], None]] = {}
         # Once, and not for each job on its connection: SQLAlchemy builds classes of listeners then.
         event.listen(self, "commit", self._commits)
+        event.listen(self, "rollback", _rolls_back)
 
     @contextmanager
     def on_commit(self, conn: Connection, function: Callable[[Connection], None]) -> Iterator[None]:
@@ -45,10 +63,32 @@ class HandlerEngine(OptionEngine):
         finally:
             del self._on_commit[conn]
 
+    def complete_and_commit(self, conn: Connection, tables: Tables, job: ClaimedJob, idle_limit: float | None) -> bool:
+        """Complete the job in the transaction of `conn`, and commit where that is one step with it. False: the job does
+        not run under its lock any more, and nothing may be committed.
+
+        Raises `StatementsLostError` when what was prepared in the session is gone.
+        """
+        if not (self._together and sends_together(conn)):
+            return bool(store.complete(conn, tables, jobs=[job], idle_limit=idle_limit))
+
+        try:
+            return complete_and_commit(conn, tables, job=job, idle_limit=idle_limit)
+        except DBAPIError as error:
+            if sqlstate(error) in _NOT_PREPARED:
+                self._together = False  # a listener of the application's takes them away, and would do so again
+                raise StatementsLostError from error
+            raise
+
     def _commits(self, conn: Connection) -> None:
         function = self._on_commit.get(conn)
         if function is not None:
             function(conn)
+
+
+def _rolls_back(conn: Connection) -> None:
+    if not conn.invalidated:
+        conn.connection.info.pop(PREPARED, None)
 
 
 class HandlerPool(QueuePool):

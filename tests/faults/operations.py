@@ -12,6 +12,7 @@ from sqlane_sa import Queue, store
 from sqlane_sa.values.ids import new_id
 from sqlane_sa.values.job import ClaimedJob
 from sqlane_sa.worker.execution import LeaseLostError
+from sqlane_sa.worker.handler_engine import HandlerEngine
 from sqlane_sa.worker.transactions import only_ours
 from tests.faults.subjects import (
     KEYS,
@@ -136,6 +137,20 @@ def complete_in_handler(conn: sa.Connection, queue: Queue, job: ClaimedJob) -> N
     """A transactional handler that writes something, and what the worker adds to its transaction."""
     with only_ours(conn):
         queue.enqueue(conn, "plain", {"by": "handler"})
+    complete_in_handler_alone(conn, queue, job)
+
+
+def complete_in_handler_alone(conn: sa.Connection, queue: Queue, job: ClaimedJob) -> None:
+    """The same of a handler that has written nothing: also the beginning is sent together with the rest."""
+    assert isinstance(conn.engine, HandlerEngine)
+    if not conn.engine.complete_and_commit(conn, queue.tables, job, LEASE):
+        raise LeaseLostError
+
+
+def complete_in_handler_apart(conn: sa.Connection, queue: Queue, job: ClaimedJob) -> None:
+    """The same where the driver cannot send it together with the commit."""
+    with only_ours(conn):
+        queue.enqueue(conn, "plain", {"by": "handler"})
     if not store.complete(conn, queue.tables, jobs=[job], idle_limit=LEASE):
         raise LeaseLostError
 
@@ -200,6 +215,8 @@ WORKER = [
     Operation("release_lingering", running, lambda c, q, job: release(c, q, job, linger=LEASE)),
     Operation("write_apart", running, write_apart),
     Operation("complete_in_handler", running, complete_in_handler, by="handler"),
+    Operation("complete_in_handler_alone", running, complete_in_handler_alone, by="handler"),
+    Operation("complete_in_handler_apart", running, complete_in_handler_apart, by="handler"),
     Operation("turn", plain_due_and_running, turn, turn_again, alone=True),
     Operation(
         "complete_unlocked",

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from sqlane_sa.worker.database import Connector
 from sqlane_sa.worker.deadlines import Deadlines
+from sqlane_sa.worker.handler_engine import HandlerEngine
 from sqlane_sa.worker.transactions import read_committed
 from tests.faults.operations import Operation
 
@@ -27,6 +28,7 @@ class Way:
             """The dialect is ready before anything is cut."""
         self._connector = Connector(self._own, deadlines)
         self._database = self._connector.database()
+        self._handlers = HandlerEngine(self._own, self._connector, 1)
         self._loop = asyncio.new_event_loop()
         self._async = create_async_engine(url, pool_size=1)
 
@@ -54,7 +56,7 @@ class Way:
                 yield conn
         elif operation.by == "handler":
             # The handler's own statements have an end to their waits here, too: they are cut like the others.
-            with ExitStack() as ending, read_committed(self._own, self._deadlines) as conn:
+            with ExitStack() as ending, read_committed(self._handlers, self._deadlines) as conn:
                 ending.enter_context(self._deadlines.limit(conn))
                 yield conn
         else:
@@ -67,6 +69,7 @@ class Way:
         """Begin with a new connection."""
         self._database.close()
         self._own.dispose()
+        self._handlers.dispose()
         self._loop.run_until_complete(self._async.dispose())
 
     def close(self) -> None:

@@ -1,0 +1,217 @@
+"""The end of a transactional handler: the completion of its job and COMMIT, sent together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from sqlane_sa import Job, JobContext, Queue, Worker
+from sqlane_sa.store import drivers, last_step
+from tests.support import wait_until
+from tests.worker.conftest import SHORT
+
+Read = Callable[[str], Job]
+Sql = Callable[..., list[Any]]
+Listen = Callable[..., sa.Engine]
+
+
+@pytest.fixture
+def exchanges(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many statements each of them has sent."""
+    sent: list[int] = []
+    exchange = drivers._exchange
+    monkeypatch.setattr(
+        drivers, "_exchange", lambda raw, pq, calls: (sent.append(len(calls)), exchange(raw, pq, calls))[1]
+    )
+    return sent
+
+
+@pytest.fixture
+def application(database_url: str) -> Iterator[Callable[..., sa.Engine]]:
+    """Makes an engine of the application's."""
+    engines: list[sa.Engine] = []
+
+    def make(**options: Any) -> sa.Engine:
+        engines.append(sa.create_engine(database_url, **options))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.dispose()
+
+
+def completed(sql: Sql) -> bool:
+    return sql("SELECT DISTINCT status, attempts, stalls FROM sqlane_jobs") == [("completed", 1, 0)]
+
+
+def test_one_round_trip(queue: Queue, run: Any, enqueue: Any, sql: Sql, exchanges: list[int]) -> None:
+    queue.job("idle", transactional=True)(lambda payload: None)
+    queue.job("writes", transactional=True, mutex_keys=["k"])(lambda payload, ctx: ctx.enqueue("other") and None)
+    queue.define("other", max_attempts=1)
+    for name in ("idle", "writes", "idle"):
+        enqueue(name)
+    run(concurrency=1)
+    assert sql("SELECT job_name, status FROM sqlane_jobs ORDER BY 1") == [
+        ("idle", "completed"),
+        ("idle", "completed"),
+        ("other", "pending"),
+        ("writes", "completed"),
+    ]
+    # Each statement is prepared once: two, and a third that frees keys. Then all of them and COMMIT; and BEGIN, unless
+    # the handler has written something, or the session was asked what is prepared there.
+    assert exchanges == [1, 1, 3, 4, 1, 4]
+    assert sql("SELECT count(*) FROM sqlane_mutexes") == [(0,)]
+
+
+def test_where_nothing_may_be_prepared(
+    queue: Queue, application: Listen, enqueue: Any, sql: Sql, exchanges: list[int]
+) -> None:
+    """As behind a pooler: one statement after the other."""
+    queue.job("idle", transactional=True)(lambda payload: None)
+    enqueue("idle")
+    Worker(application(connect_args={"prepare_threshold": None}), queue, **SHORT).run_until_idle()
+    assert completed(sql)
+    assert exchanges == []
+
+
+def test_a_row_that_somebody_changes_meanwhile(
+    queue: Queue, work: Any, enqueue: Any, engine: sa.Engine, job: Read, exchanges: list[int]
+) -> None:
+    """The completion waits, and finds it changed and still its own."""
+    go = threading.Event()
+    queue.job("waits", transactional=True)(lambda payload: go.wait(60) and None)
+    id_ = enqueue("waits")
+    work(lease=60)
+    wait_until(lambda: job(id_).status == "running")
+    with engine.begin() as rival:
+        rival.execute(sa.text("UPDATE sqlane_jobs SET updated_at = updated_at WHERE id = :id"), {"id": id_})
+        go.set()
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid <> pg_backend_pid()"
+        wait_until(lambda: rival.scalar(sa.text(waiting)) == 1)
+    wait_until(lambda: job(id_).status == "completed")
+    assert (job(id_).attempts, job(id_).stalls) == (1, 0)
+    assert exchanges == [1, 1, 3]
+
+
+def test_a_retention_of_zero(queue: Queue, run: Any, enqueue: Any, sql: Sql, exchanges: list[int]) -> None:
+    queue.job("gone", transactional=True, completed_retention=0)(lambda payload: None)
+    enqueue("gone")
+    run()
+    assert sql("SELECT (SELECT count(*) FROM sqlane_jobs), (SELECT count(*) FROM sqlane_payloads)") == [(0, 0)]
+    assert exchanges == [1, 1, 3]
+
+
+def test_what_the_commit_refuses(queue: Queue, run: Any, enqueue: Any, job: Read, sql: Sql) -> None:
+    """A deferred constraint: the attempt has failed, and nothing of it is kept."""
+    sql("CREATE TABLE parents (id int PRIMARY KEY)")
+    sql("CREATE TABLE children (parent int REFERENCES parents DEFERRABLE INITIALLY DEFERRED)")
+
+    @queue.job("orphan", transactional=True, max_attempts=1)
+    def orphan(payload: Any, ctx: JobContext) -> None:
+        ctx.connection.execute(sa.text("INSERT INTO children VALUES (1)"))
+
+    id_ = enqueue("orphan")
+    run()
+    assert job(id_).status == "failed"
+    assert (job(id_).last_error or {})["type"] == "sqlalchemy.exc.IntegrityError"
+    assert sql("SELECT count(*) FROM children") == [(0,)]
+
+
+def test_a_listener_that_refuses_the_commit(
+    queue: Queue, application: Listen, enqueue: Any, job: Read, sql: Sql
+) -> None:
+    """It is called before anything is committed."""
+    sql("CREATE TABLE effects (n int)")
+    on = application()
+
+    @sa.event.listens_for(on, "commit")
+    def refuse(conn: sa.Connection) -> None:
+        if threading.current_thread().name.startswith("sqlane-handler"):
+            raise ValueError("not now")
+
+    @queue.job("writes", transactional=True, max_attempts=1)
+    def writes(payload: Any, ctx: JobContext) -> None:
+        ctx.connection.execute(sa.text("INSERT INTO effects VALUES (1)"))
+
+    id_ = enqueue("writes")
+    Worker(on, queue, **SHORT).run_until_idle()
+    assert (job(id_).status, (job(id_).last_error or {})["message"]) == ("failed", "not now")
+    assert sql("SELECT count(*) FROM effects") == [(0,)]
+
+
+@pytest.mark.parametrize("reset", ["rollback", None])
+def test_sessions_after_a_failure(
+    queue: Queue, application: Listen, enqueue: Any, sql: Sql, exchanges: list[int], caplog: Any, reset: str | None
+) -> None:
+    """Psycopg deallocates what is prepared in a session when it rolls back, if it has prepared something itself."""
+    work = {"fails": ValueError, "loses its lock": None, "good": None}
+
+    @queue.job("n", transactional=True, max_attempts=1)
+    def handler(payload: str, ctx: JobContext) -> None:
+        for _ in range(10):
+            ctx.connection.execute(sa.text("SELECT 1"))
+        if payload == "loses its lock":
+            sql("UPDATE sqlane_jobs SET lock_token = 'another' WHERE id = :id", id=ctx.id)
+        if error := work[payload]:
+            raise error
+
+    for payload in ("good", "fails", "good", "loses its lock", "good", "fails", "loses its lock", "good"):
+        enqueue("n", payload)
+    worker = Worker(application(pool_reset_on_return=reset), queue, **SHORT | {"concurrency": 1, "lease": 600.0})
+    with worker:
+        states = "SELECT status, count(*) FROM sqlane_jobs GROUP BY 1 ORDER BY 1"
+        wait_until(lambda: sql(states) == [("completed", 4), ("failed", 2), ("running", 2)])
+    assert len([n for n in exchanges if n > 1]) == 6
+    assert "prepared" not in caplog.text
+
+
+def test_a_listener_that_deallocates(
+    queue: Queue, application: Listen, enqueue: Any, sql: Sql, exchanges: list[int], caplog: Any
+) -> None:
+    """The job whose session it was is released and uses no attempt; from then on nothing is sent together."""
+    on = application()
+
+    @sa.event.listens_for(on, "checkout")
+    def deallocate(connection: Any, record: Any, proxy: Any) -> None:
+        if threading.current_thread().name.startswith("sqlane-handler"):
+            connection.execute("DEALLOCATE ALL")
+            connection.commit()
+
+    queue.job("idle", transactional=True, max_attempts=1)(lambda payload: None)
+    for _ in range(5):
+        enqueue("idle")
+    Worker(on, queue, **SHORT | {"concurrency": 1}).run_until_idle()
+    assert completed(sql)
+    assert "its session has lost its prepared statements" in caplog.text
+    assert [n for n in exchanges if n > 1] == [3, 4]
+
+
+def test_a_plan_of_when_the_table_was_small(queue: Queue, engine: sa.Engine, enqueue: Any) -> None:
+    """It would scan the table for as long as the session lasts."""
+    queue.define("n")
+    enqueue("n")
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+        conn.execute(sa.text("ANALYZE sqlane_jobs"))
+    pin, complete = (
+        last_step._part("sqlane_pin", last_step._PIN, queue.tables, idle_ms="1000"),
+        last_step._part("sqlane_complete", last_step._COMPLETE_ONE, queue.tables, id="x", token="y"),
+    )
+    scans = sa.text("SELECT seq_scan FROM pg_stat_xact_user_tables WHERE relname = 'sqlane_jobs'")
+
+    def scanned(*parts: drivers.Part) -> int:
+        with engine.connect() as conn:
+            raw: Any = conn.connection.driver_connection
+            pq = engine.dialect.loaded_dbapi.pq  # type: ignore[attr-defined]
+            assert drivers._prepare(raw, pq, {}, parts) is None
+            before = conn.scalar(scans) or 0  # of earlier transactions, not sent to the statistics yet
+            conn.execute(sa.text("SAVEPOINT before"))
+            assert drivers._exchange(raw, pq, drivers._calls(raw, pq, parts)[:-1]) is not None  # it is nobody's job
+            conn.execute(sa.text("ROLLBACK TO before"))
+            return int(conn.scalar(scans) or 0) - before
+
+    assert scanned(complete) > 0
+    assert scanned(pin, complete) == 0
