@@ -48,7 +48,11 @@ class Strangers:
         for lane in lanes:
             if len(self._said) < MAX_STRANGERS and lane.delay_ms <= 0 and not self._is_old(lane.name):
                 self._said.add(lane.name)
-                log.info("jobs named %s are due, and this worker does not know the name", shown(lane.name))
+                log.info(
+                    "jobs named %s are due, and this worker does not know the name; if no other process serves it, "
+                    "import the module that defines it, on this very Queue",
+                    shown(lane.name),
+                )
 
     def _is_old(self, name: str) -> bool:
         return name in self._known or name in self._said

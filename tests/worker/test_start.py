@@ -198,4 +198,7 @@ def test_due_jobs_of_a_name_that_nobody_here_defines(
         probes = worker._parts.loop._database.committed
         wait_until(lambda: worker._parts.loop._database.committed > probes + 5)
     said = [record.getMessage() for record in caplog.records if "are due" in record.getMessage()]
-    assert said == ["jobs named 'forgotten' are due, and this worker does not know the name"]
+    assert said == [
+        "jobs named 'forgotten' are due, and this worker does not know the name; if no other process serves it, import "
+        "the module that defines it, on this very Queue"
+    ]
