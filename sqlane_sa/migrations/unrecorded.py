@@ -18,8 +18,8 @@ def refuse_unrecorded(conn: Connection, at: Target) -> None:
     # Asked in this order: a migration may commit in between.
     if _has_jobs(conn, at) and version.read(conn, version.version_table(at)) is None:
         raise SchemaBehindError(
-            f"{at} are in the database, but no revision of sqlane_sa made them (did autogenerate write them from "
-            "queue.metadata?); take them out of the revision that did, drop them, and make them with "
+            f"{at} are in the database, but no revision of sqlane_sa made them (did create_all or autogenerate make "
+            "them from queue.metadata?); take them out of what did, drop them, and make them with "
             f"{calls.upgrade_call(at, to=chain.head(), from_=None)} in a revision of yours, or with "
             f"`{calls.command(at)}`",
             current=None,

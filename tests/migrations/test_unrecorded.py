@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from conftest import Application
 
 SENTENCE = (
-    "the tables {} are in the database, but no revision of sqlane_sa made them (did autogenerate write them from "
-    "queue.metadata?); take them out of the revision that did, drop them, and make them with "
+    "the tables {} are in the database, but no revision of sqlane_sa made them (did create_all or autogenerate make "
+    "them from queue.metadata?); take them out of what did, drop them, and make them with "
     "migrations.upgrade(to='0001'{}) in a revision of yours, or with `sqlane migrate{}`"
 )
 PLAIN = SENTENCE.format("'sqlane_*'", "", "")
