@@ -8,10 +8,12 @@ if TYPE_CHECKING:
     from sqlane_sa.queue import JobHandle, Queue
     from sqlane_sa.values.backoff import Backoff
     from sqlane_sa.values.errors import (
+        AttemptsExhaustedError,
         AutocommitError,
         DefinitionError,
         DuplicateDefinitionError,
         HandleError,
+        HandlerExitError,
         InvalidJobError,
         JobTimeoutError,
         PayloadError,
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from sqlane_sa.values.outcome import Discard, Retry, Snooze
     from sqlane_sa.worker import Worker
     from sqlane_sa.worker.context import JobContext
+    from sqlane_sa.worker.transactions import CommitRefusedError
 else:
     # Each name when it is first asked for. Alembic imports this package whenever it is imported itself (its plugin is
     # in here), in applications that have nothing to do with a queue too: it must cost them nothing.
@@ -35,10 +38,12 @@ else:
         "queue": ("JobHandle", "Queue"),
         "values.backoff": ("Backoff",),
         "values.errors": (
+            "AttemptsExhaustedError",
             "AutocommitError",
             "DefinitionError",
             "DuplicateDefinitionError",
             "HandleError",
+            "HandlerExitError",
             "InvalidJobError",
             "JobTimeoutError",
             "PayloadError",
@@ -55,6 +60,7 @@ else:
         "values.outcome": ("Discard", "Retry", "Snooze"),
         "worker": ("Worker",),
         "worker.context": ("JobContext",),
+        "worker.transactions": ("CommitRefusedError",),
     }
     _HOMES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
 
@@ -71,13 +77,16 @@ else:
 logging.getLogger("sqlane_sa").addHandler(logging.NullHandler())
 
 __all__ = [
+    "AttemptsExhaustedError",
     "AutocommitError",
     "Backoff",
+    "CommitRefusedError",
     "DefinitionError",
     "Discard",
     "DuplicateDefinitionError",
     "Enqueued",
     "HandleError",
+    "HandlerExitError",
     "InvalidJobError",
     "Job",
     "JobContext",

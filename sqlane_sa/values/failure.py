@@ -19,14 +19,17 @@ MAX_RELATED = 10
 """Causes of an exception and members of a group that its traceback tells of."""
 
 _MAX_RELATED_CHARS = 1_000
+_PACKAGE = __name__.partition(".")[0]
+_INSIDE = (f"{_PACKAGE}.values.", f"{_PACKAGE}.worker.")
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
 def describe_error(exc: BaseException, *, attempt: int | None = None) -> dict[str, Any]:
     """`exc` as {"type", "message", "traceback"}, with "attempt" when given. Never raises.
 
-    "type" is the qualified class name, without "builtins."; "message" has at most 10,000 characters, "traceback" the
-    last 30,000. The traceback begins with the causes and ends with the frame that raised; the message is not in it.
+    "type" is the qualified class name, without "builtins.", and such as "sqlane_sa.Discard" for one of this package;
+    "message" has at most 10,000 characters, "traceback" the last 30,000. The traceback begins with the causes and ends
+    with the frame that raised; the message is not in it.
     """
     error = _error(_type_name(exc), _message(exc, MAX_MESSAGE_CHARS), _traceback(exc))
     if attempt is not None:
@@ -77,8 +80,12 @@ def _capped(text: str, limit: int) -> str:
 
 
 def _type_name(exc: BaseException) -> str:
+    """For what comes out of this package, the name by which it is imported: its files are nobody's business."""
     kind = type(exc)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    if kind.__module__ == "builtins":
+        return kind.__qualname__
+    module = _PACKAGE if kind.__module__.startswith(_INSIDE) else kind.__module__
+    return f"{module}.{kind.__qualname__}"
 
 
 def _message(exc: BaseException, limit: int) -> str:

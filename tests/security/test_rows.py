@@ -55,7 +55,7 @@ def test_stored_errors_are_never_raised_again(engine: sa.Engine, queue: Queue) -
     assert job.last_error == ERROR
     with Worker(engine, queue, sweep_interval=0.1, poll_interval=0.1):
         wait_until(lambda: seen)
-    assert seen[0]["error"]["type"] == "sqlane_sa.values.errors.StalledError"
+    assert seen[0]["error"]["type"] == "sqlane_sa.StalledError"
     assert EVIL not in sys.modules
 
 

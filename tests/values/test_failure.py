@@ -6,6 +6,16 @@ from typing import Any
 
 import pytest
 
+import sqlane_sa
+from sqlane_sa import (
+    AttemptsExhaustedError,
+    CommitRefusedError,
+    Discard,
+    HandlerExitError,
+    JobTimeoutError,
+    Retry,
+    StalledError,
+)
 from sqlane_sa.values.failure import (
     MAX_MESSAGE_CHARS,
     MAX_TRACEBACK_CHARS,
@@ -47,9 +57,24 @@ def test_an_error() -> None:
     assert "attempt" not in describe(ValueError("x"))
 
 
+def test_an_error_that_a_job_can_end_with_has_the_name_by_which_it_is_imported() -> None:
+    for error in (
+        Discard(),
+        Retry(),
+        HandlerExitError("SystemExit"),
+        AttemptsExhaustedError(5, 5),
+        JobTimeoutError(1.0),
+        StalledError(4, 3),
+        CommitRefusedError(),
+    ):
+        package, _, name = describe(error)["type"].partition(".")
+        assert (package, getattr(sqlane_sa, name), name in sqlane_sa.__all__) == ("sqlane_sa", type(error), True)
+
+
 def test_types_are_qualified() -> None:
     assert describe(json.JSONDecodeError("x", "", 0))["type"] == "json.decoder.JSONDecodeError"
     assert describe(caught(SystemExit(3)))["type"] == "SystemExit"
+    assert describe(Discard())["type"] == "sqlane_sa.Discard"
     odd = type("Odd", (Exception,), {"__module__": "m\ud800", "__qualname__": "A\0" + "x" * 1000})
     assert describe(odd())["type"].startswith("m�.A�x")
 
