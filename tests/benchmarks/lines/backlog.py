@@ -97,7 +97,7 @@ LINES = [
 ] + [
     Line(
         "fetch",
-        "fetch of keyed jobs behind a busy key (D49)",
+        "fetch of keyed jobs behind a busy key",
         fetch,
         [
             Figure("ms", "ms", "time", {"": Goal(most=5, own=True)}),
@@ -107,7 +107,7 @@ LINES = [
     ),
     Line(
         "stats",
-        "stats, {150} completed jobs (D55)",
+        "stats, {150} completed jobs",
         statistics,
         [Figure("ms", "ms", goals={"": Goal(most=50, own=True)}), Figure("buffers", "pages", "buffers")],
         once=True,

@@ -1,4 +1,4 @@
-"""The isolation level that the application chose for its engine or its database (G76)."""
+"""The isolation level that the application chose for its engine or its database."""
 
 from __future__ import annotations
 

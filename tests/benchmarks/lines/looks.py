@@ -70,7 +70,7 @@ LINES = [
     ),
     Line(
         "starved",
-        "pick-up beside {5} due jobs of another name (F73)",
+        "pick-up beside {5} due jobs of another name",
         starved,
         [Figure("p95", "ms", "p95", {"": Goal(most=2 * POLL_MS, own=True)})],
     ),

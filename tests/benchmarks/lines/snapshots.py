@@ -105,7 +105,7 @@ LINES = [
     ),
     Line(
         "snapshot-long",
-        "4 workers under a held snapshot, slowest of 20 parts of {10} (D50)",
+        "4 workers under a held snapshot, slowest of 20 parts of {10}",
         four_workers,
         [
             Figure("rate", "jobs/s", goals={"ours, first": Goal(0.2)}),

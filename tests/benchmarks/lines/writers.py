@@ -1,4 +1,4 @@
-"""Many writers, each job a transaction of its own: what wake-ups cost them (C44)."""
+"""Many writers, each job a transaction of its own: what wake-ups cost them."""
 
 from __future__ import annotations
 
@@ -57,5 +57,5 @@ FIGURES = [
 
 LINES = [
     Line("writers", "16 writers, wake-ups on", compared(16, lambda bench: bench.jobs), FIGURES),
-    Line("writers-32", "32 writers of 200 jobs each (C44)", compared(32, lambda bench: 32 * 200), FIGURES, once=True),
+    Line("writers-32", "32 writers of 200 jobs each", compared(32, lambda bench: 32 * 200), FIGURES, once=True),
 ]
