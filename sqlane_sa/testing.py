@@ -203,7 +203,7 @@ def _transaction_of(target: object) -> Callable[[], AbstractContextManager[Conne
         return partial(_in_callers_transaction, target)
     raise HandleError(
         f"drain takes a Connection or an Engine, and got {_kind(target)}; "
-        "on an AsyncConnection: await conn.run_sync(drain, queue)"
+        "of a Session give session.connection(), and on an AsyncConnection: await conn.run_sync(drain, queue)"
     )
 
 

@@ -91,7 +91,8 @@ class JobContext:
         """
         if self._connection is None:
             raise DefinitionError(
-                f"ctx.connection is there for transactional jobs; define {self.name!r} with transactional=True",
+                f"ctx.connection and ctx.session are there for transactional jobs; define {self.name!r} with "
+                "transactional=True",
                 option="transactional",
                 value=False,
             )
