@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -45,6 +46,13 @@ class Life:
         """Whether somebody has called `stop`."""
         self.failure: str | None = None
         self._charge: dict[str, int] = {}
+        self._process = os.getpid()
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it is the life of a worker in the process that this one was forked from. Its threads are not here,
+        and it is neither running here nor this process's to end."""
+        return os.getpid() != self._process
 
     def ask(self) -> None:
         self.asked = True

@@ -129,7 +129,7 @@ class Worker:
     def _begin(self, life: Life) -> None:
         life.take_charge()
         with self._begins:
-            if not self._life.over.is_set():
+            if not (self._life.over.is_set() or self._life.elsewhere):
                 raise WorkerError("this worker is running already; make another Worker to run two")
             self._life = life
 
@@ -155,11 +155,11 @@ class Worker:
         """Shut down: stop claiming, wait `shutdown_timeout` for handlers, cancel, release what still runs, flush.
 
         A shutdown that is under way is waited for, and so is a start, which it then follows. Called by a handler, or in
-        the midst of either by a signal handler of the same thread, it asks for the shutdown and returns. Raises
-        `WorkerError` when a part of the worker had died.
+        the midst of either by a signal handler of the same thread, it asks for the shutdown and returns. In a process
+        that was forked meanwhile there is nothing to stop. Raises `WorkerError` when a part of the worker had died.
         """
         life = self._life
-        if life.over.is_set():
+        if life.over.is_set() or life.elsewhere:
             return
         life.ask()
         if life.in_charge:

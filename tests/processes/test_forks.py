@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from sqlane_sa import Worker
-from tests.processes import fork_app
+from tests.processes import fork_app, fork_running_app
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork()")
 
@@ -34,3 +34,17 @@ def test_both_processes_enqueue_and_the_child_works(database_url: str, engine: s
         ).all()
     n = 201 if how == "dispose" else 101
     assert rows == [("both", "completed", 1), ("n", "completed", n)]
+
+
+def test_a_worker_that_runs_is_not_the_childs(database_url: str, engine: sa.Engine) -> None:
+    """A `stop` there has no threads to wait for: not for the `shutdown_timeout` of an hour."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(Path(fork_running_app.__file__)), database_url],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    with engine.connect() as conn:
+        rows = conn.execute(sa.text("SELECT status, count(*) FROM sqlane_jobs GROUP BY 1")).all()
+    assert rows == [("completed", 2)]
