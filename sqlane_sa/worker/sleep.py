@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 
 from sqlane_sa import store
 from sqlane_sa.schema import Tables
+from sqlane_sa.values.ids import new_id
 from sqlane_sa.worker.stream import Stream
 
 DURATION = 60.0
@@ -25,7 +26,9 @@ class Sleep:
 
     def __init__(self, tables: Tables, worker_id: str, wakeups: bool) -> None:
         self._tables = tables
-        self._worker_id = worker_id
+        # Each has a row of its own, whatever name it was given: workers of one name (made before a fork and started in
+        # each child, or named after their machine) would sign each other off.
+        self._sleeper = f"{worker_id}:{new_id()}"
         self._until = 0.0
         self._looks: list[float] = []
         self.stream = Stream()
@@ -62,7 +65,7 @@ class Sleep:
 
     def fall(self, conn: Connection) -> None:
         """Say that the worker waits."""
-        store.fall_asleep(conn, self._tables, worker_id=self._worker_id, duration=DURATION)
+        store.fall_asleep(conn, self._tables, worker_id=self._sleeper, duration=DURATION)
 
     def fallen(self, since: float) -> bool:
         """It is committed, and counts `since` then (monotonic seconds); whether it is news, and calls for a look."""
@@ -74,7 +77,7 @@ class Sleep:
         return news
 
     def awake(self, conn: Connection) -> None:
-        store.awake(conn, self._tables, worker_id=self._worker_id)
+        store.awake(conn, self._tables, worker_id=self._sleeper)
         self._until = 0.0
         self._looks = []
         now = time.monotonic()

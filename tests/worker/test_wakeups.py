@@ -53,6 +53,20 @@ def test_an_enqueue_wakes(queue: Queue, asleep: Any, enqueue: Any, job: Read, mo
     followed.check()
 
 
+def test_workers_of_one_name_sign_off_each_for_itself(
+    queue: Queue, asleep: Any, enqueue: Any, job: Read, sql: Sql
+) -> None:
+    """As those have that are made before a fork and started in each child, or where the name is that of a machine: what
+    is left of them was woken no more."""
+    queue.job("quick")(lambda payload: None)
+    first = asleep(worker_id="one name")
+    asleep(worker_id="one name")
+    first.stop()
+    assert sql(ASLEEP) == [(1,)]
+    id_ = enqueue("quick")
+    wait_until(lambda: job(id_).status == "completed")
+
+
 def test_a_sleeper_learns_of_a_delayed_job(queue: Queue, asleep: Any, enqueue: Any, job: Read) -> None:
     queue.job("quick")(lambda payload: None)
     asleep()
