@@ -10,8 +10,9 @@ from datetime import timedelta
 
 from sqlane_sa.queue import Queue
 from sqlane_sa.values.duration import seconds
-from sqlane_sa.values.errors import DefinitionError, shown
+from sqlane_sa.values.errors import DefinitionError, InvalidJobError, shown
 from sqlane_sa.values.ids import new_id
+from sqlane_sa.values.text import check_text
 
 MAX_CONCURRENCY = 10_000
 
@@ -115,8 +116,7 @@ def _default_worker_id() -> str:
 
 
 def _checked_id(worker_id: object) -> str:
-    if not isinstance(worker_id, str) or not worker_id or "\0" in worker_id or len(worker_id) > 255:
-        raise DefinitionError(
-            f"worker_id={shown(worker_id)} is not a string of 1 to 255 characters", option="worker_id", value=worker_id
-        )
-    return worker_id
+    try:
+        return check_text(worker_id, "worker_id", max_chars=255, what="a worker_id")
+    except InvalidJobError as error:
+        raise DefinitionError(str(error), option="worker_id", value=worker_id) from None

@@ -63,6 +63,7 @@ def join(*threads: threading.Thread) -> None:
         ("names", []),
         ("worker_id", ""),
         ("worker_id", "a\0b"),
+        ("worker_id", "a\udc80b"),
     ],
 )
 def test_options_are_refused_by_name(queue: Queue, engine: sa.Engine, option: str, value: Any) -> None:
