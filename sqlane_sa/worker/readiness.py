@@ -37,10 +37,10 @@ def check_schema(engine: Engine, queue: Queue, deadline: float) -> None:
 def _is_ready(engine: Engine, queue: Queue) -> bool:
     with engine.connect() as conn:
         try:
-            if store.read_revision(conn, queue.tables) != REVISION:
-                return False
+            revision = store.read_revision(conn, queue.tables)
+            # Whatever it is: one that row level security hides looks like none.
             _refuse_without_rights(store.missing_rights(conn, queue.tables))
-            return True
+            return revision == REVISION
         except DBAPIError as error:
             if sqlstate(error) != UNDEFINED_TABLE:
                 raise

@@ -306,6 +306,21 @@ def test_a_worker_says_which_right_it_lacks(team: Team, caplog: pytest.LogCaptur
         wait_until(lambda: "permission denied for table sqlane_mutexes; trying again until it works" in caplog.text)
 
 
+@pytest.mark.parametrize("table", ["jobs", "payloads", "version"])
+def test_a_worker_does_not_start_where_no_policy_shows_it_rows(team: Team, table: str) -> None:
+    """Row level security that is on for every table hides all jobs from whoever does not own them, and says nothing."""
+    queue = Queue(schema="queues")
+    queue.job("n")(print)
+    engine = team.engine_of(WORKER)
+    with team.engine.begin() as conn:
+        conn.exec_driver_sql(f"ALTER TABLE queues.sqlane_{table} ENABLE ROW LEVEL SECURITY")
+    with pytest.raises(WorkerError, match=rf"row level security, and no policy\) on queues\.sqlane_{table}"):
+        Worker(engine, queue).start()
+    with team.engine.begin() as conn:
+        conn.exec_driver_sql(f"CREATE POLICY workers ON queues.sqlane_{table} USING (true)")
+    usage.use(engine, Queue(schema="queues"))
+
+
 def test_the_commands_say_which_right_they_lack(team: Team) -> None:
     def run(engine: sa.Engine, *command: str) -> str:
         url = engine.url.render_as_string(hide_password=False)
