@@ -30,6 +30,14 @@ def test_one_key_in_one_transaction(conn: sa.Connection, queue: Queue) -> None:
     assert got == list(range(20))
 
 
+def test_a_batch_with_ids_of_ones_own_is_in_their_order(conn: sa.Connection, queue: Queue) -> None:
+    """All of it is due at the same time, and nothing but the ids tells the order."""
+    handle = queue.job("n", mutex_keys=["k"])(print)
+    queue.enqueue_many(conn, [handle.new(number, id=f"step-{number}") for number in (8, 9, 10)])
+    queue.enqueue_many(conn, [handle.new(number, id=f"stop-{number:03}") for number in (98, 99, 100)])
+    assert line(conn) == [10, 8, 9, 98, 99, 100]
+
+
 def test_priorities_do_not_change_the_order_of_a_key(conn: sa.Connection, queue: Queue) -> None:
     """E58: only which key comes first."""
     got: list[Any] = []
