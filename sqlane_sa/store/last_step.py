@@ -20,7 +20,7 @@ _BAD_NUMBER = "22P02"
 
 # For the statements that follow in the transaction, which are our own. Planned while a table was small, a statement
 # would scan it for as long as the plan stays. The server's wait for COMMIT has an end should that not arrive.
-_PIN = Statement(
+PIN = Statement(
     "SELECT set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true), " + IDLE_LIMIT,
     {"idle_ms": INT},
 )
@@ -29,7 +29,7 @@ _PIN = Statement(
 # row anew after the wait, as long as it finds it by its columns. And where there is nothing to complete it has to fail,
 # or COMMIT would keep what the handler wrote: a number that is none does, which says why.
 _MINE = "j.id = CAST(:id AS text) AND j.lock_token = CAST(:token AS text) AND coalesce(j.status, '') = 'running'"
-_COMPLETE_ONE = Statement(
+COMPLETE_ONE = Statement(
     """
 WITH kept AS (
     UPDATE {jobs} AS j SET status = 'completed', attempts = j.attempts + 1, finished_at = statement_timestamp(),
@@ -62,8 +62,8 @@ def complete_and_commit(conn: Connection, tables: Tables, *, job: ClaimedJob, id
     """
     limit = idle_ms(idle_limit)
     parts = [
-        _part("sqlane_pin", _PIN, tables, idle_ms=None if limit is None else str(limit)),
-        _part("sqlane_complete", _COMPLETE_ONE, tables, id=job.id, token=job.lock_token),
+        _part("sqlane_pin", PIN, tables, idle_ms=None if limit is None else str(limit)),
+        _part("sqlane_complete", COMPLETE_ONE, tables, id=job.id, token=job.lock_token),
     ]
     if job.mutex_keys:
         held = {"ids": array_literal([job.id]), "tokens": array_literal([job.lock_token]), "channel": tables.channel}
@@ -79,7 +79,7 @@ def complete_and_commit(conn: Connection, tables: Tables, *, job: ClaimedJob, id
 
 
 def _part(name: str, statement: Statement, tables: Tables, **values: str | None) -> Part:
-    key = (name, "numbered")
+    key = (statement, "numbered")
     ready: tuple[str, tuple[str, ...]] | None = tables.rendered.get(key)
     if ready is None:
         compiled = statement.on(tables).compile(dialect=PGDialect(paramstyle="numeric_dollar"))  # type: ignore[no-untyped-call]

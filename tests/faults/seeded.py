@@ -21,6 +21,7 @@ Options = dict[str, Any]
 FENCED = ("finish.COMPLETE", "finish.COMPLETE_AND_END", "finish.RENEW", "finish.MARK_TIMED_OUT", KEYED_COMPLETION)
 IN_TURNS = (TURN, "turn.COMPLETE_FREE")
 """Their fence stands three times: in the look, and in each of the writes."""
+OF_ONE = " AND j.lock_token = CAST(:token AS text)"
 SORTED_BY_LINES = (*KEYED_CLAIMS, "candidates.WINDOWED", "candidates.WALKED", "lines.FIND_FREE")
 LEASE_ENDED = " AND locked_until < statement_timestamp()"
 
@@ -48,6 +49,7 @@ BUGS: Mapping[str, Bug] = {
         (
             *without(TOKEN + RUNNING, *FENCED, "locks.LOCK_RUNNING", instead=RUNNING),
             *without(TOKEN, *IN_TURNS, times=3),
+            *without(OF_ONE, "last_step.COMPLETE_ONE", instead=" AND CAST(:token AS text) > ''", times=2),
             Edit("locks.LOCK_RUNNING", "\nSELECT j.id, j.lock_token,", "\nSELECT j.id, i.lock_token,"),
         ),
         duties=("status = 'completed'", "SELECT j.ctid, j.id, j.lock_token"),

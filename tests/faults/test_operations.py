@@ -25,8 +25,9 @@ EXCEPTED = {
     "pin_session": SETTING,
     "end_session": "ends the session of a connection that was lost; writes no row, and may be done again",
 }
-OWN_WAY = [one for one in WORKER + CALLER if one.by != "async caller"]
-"""What needs no event loop: the others call the same functions of the store."""
+COMMITTING = ("complete_in_handler", "complete_in_handler_alone")
+OWN_WAY = [one for one in WORKER + CALLER if one.by != "async caller" and one.name not in COMMITTING]
+"""What needs no event loop, nor an engine of the worker's: the others call the same functions of the store."""
 
 
 def called() -> set[str]:

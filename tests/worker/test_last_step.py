@@ -197,8 +197,8 @@ def test_a_plan_of_when_the_table_was_small(queue: Queue, engine: sa.Engine, enq
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
         conn.execute(sa.text("ANALYZE sqlane_jobs"))
     pin, complete = (
-        last_step._part("sqlane_pin", last_step._PIN, queue.tables, idle_ms="1000"),
-        last_step._part("sqlane_complete", last_step._COMPLETE_ONE, queue.tables, id="x", token="y"),
+        last_step._part("sqlane_pin", last_step.PIN, queue.tables, idle_ms="1000"),
+        last_step._part("sqlane_complete", last_step.COMPLETE_ONE, queue.tables, id="x", token="y"),
     )
     scans = sa.text("SELECT seq_scan FROM pg_stat_xact_user_tables WHERE relname = 'sqlane_jobs'")
 
