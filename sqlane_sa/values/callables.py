@@ -34,6 +34,16 @@ def accepts(function: Callable[..., Any], count: int) -> bool | None:
     return True
 
 
+def is_unbound_method(function: Callable[..., Any]) -> bool:
+    """Whether it was taken from the body of a class: its `self` or `cls` would be the payload."""
+    try:
+        first = next(iter(inspect.signature(function).parameters), None)
+    except ValueError:
+        return False
+    around = str(getattr(_unwrapped(function), "__qualname__", "")).rpartition(".")[0]
+    return first in ("self", "cls") and around != "" and not around.endswith("<locals>")
+
+
 def takes_context(function: Callable[..., Any]) -> bool:
     """Whether the context is to be passed after the payload: to a second argument without a default, to one named
     `ctx` or `context`, and to `*args`. Any other default is the function's own option."""
@@ -49,8 +59,7 @@ def takes_context(function: Callable[..., Any]) -> bool:
 
 def described(function: object) -> str:
     """A function for messages: its module, its name and its line, as far as it has them; of anything else the repr."""
-    while isinstance(function, functools.partial):
-        function = function.func
+    function = _unwrapped(function)
     if not inspect.isroutine(function):
         return shown(function)
     code = getattr(function, "__code__", None)
@@ -58,9 +67,14 @@ def described(function: object) -> str:
     return f"{function.__module__}.{function.__qualname__}{line}"
 
 
-def _layers(function: Any) -> list[Any]:
+def _unwrapped(function: Any) -> Any:
     while isinstance(function, functools.partial):
         function = function.func
+    return function
+
+
+def _layers(function: Any) -> list[Any]:
+    function = _unwrapped(function)
     if inspect.isroutine(function) or inspect.isclass(function):
         return [function]
     return [function, type(function).__call__]

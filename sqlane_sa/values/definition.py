@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any, Self
 
 from sqlane_sa.values.backoff import DEFAULT_BACKOFF
-from sqlane_sa.values.callables import accepts, described, is_async, is_generator, takes_context
+from sqlane_sa.values.callables import accepts, described, is_async, is_generator, is_unbound_method, takes_context
 from sqlane_sa.values.checks import MAX_COUNT, MAX_PRIORITY, MIN_PRIORITY
 from sqlane_sa.values.duration import definition_error, optional_seconds, seconds, to_ms
 from sqlane_sa.values.errors import DefinitionError, InvalidJobError, shown
@@ -140,6 +140,9 @@ def _check_handler(handler: object, name: str) -> None:
         return
     if not callable(handler):
         raise _wrong("handler", handler, f"of {shown(name)} cannot be called; use a def or async def function")
+    if is_unbound_method(handler):
+        what = "is a method; define a function, or give queue.job a bound method"
+        raise _wrong("handler", handler, f"of {shown(name)} {what}")
     if is_generator(handler):
         what = "is a generator, which would never run; use return instead of yield"
         raise _wrong("handler", handler, f"of {shown(name)} {what}")

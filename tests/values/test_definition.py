@@ -38,6 +38,10 @@ class Handler:
     def method(self, payload: Any, ctx: Any) -> None: ...
     def method_of_none(self) -> None: ...
     async def async_method(self, payload: Any) -> None: ...
+    @classmethod
+    def of_class(cls, payload: Any) -> None: ...
+    @staticmethod
+    def static(payload: Any) -> None: ...
 
 
 class AsyncHandler:
@@ -97,6 +101,10 @@ def test_options_are_normalised() -> None:
         (Handler(), False, False),
         (Handler().method, False, True),
         (Handler().async_method, True, False),
+        (Handler().of_class, False, False),
+        (Handler.static, False, False),
+        (functools.partial(Handler.method, Handler()), False, True),
+        (lambda self: None, False, False),
         (AsyncHandler(), True, True),
         (functools.partial(AsyncHandler()), True, True),
         (lambda payload: None, False, False),
@@ -177,6 +185,33 @@ def test_a_handler_that_cannot_be_is_named_with_its_place(handler: Any) -> None:
     where = f"handler={__name__}.{function.__qualname__} (line {function.__code__.co_firstlineno})"
     with pytest.raises(DefinitionError, match=f"^{re.escape(where)} of 'mail' "):
         Definition.build("mail", handler)
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [Handler.method, Handler.async_method, Handler.of_class.__func__, functools.partial(Handler.method, ctx=None)],  # type: ignore[attr-defined]
+)
+def test_a_method_without_its_object_is_no_handler(handler: Any) -> None:
+    """As a decorator in the body of a class gets it: it would be called with the payload as `self`."""
+    with pytest.raises(
+        DefinitionError, match=r" of 'mail' is a method; define a function, or give queue\.job a bound method$"
+    ):
+        Definition.build("mail", handler)
+
+
+def test_a_function_in_a_method_is_one() -> None:
+    class Local:
+        def method(self, payload: Any) -> None: ...
+
+        @staticmethod
+        def function() -> Callable[..., Any]:
+            def inner(self: Any) -> None: ...
+
+            return inner
+
+    Definition.build("mail", Local.function())
+    with pytest.raises(DefinitionError, match="is a method"):
+        Definition.build("mail", Local.method)
 
 
 def test_keys_of_a_payload() -> None:
