@@ -48,10 +48,8 @@ def refuse_wrong(on: object, method: str, owner: object = "queue") -> None:
 def refuse_wrong_async(on: object, method: str, owner: object = "queue") -> None:
     """`refuse_wrong` for what `run_on` takes."""
     if getattr(on, "run_sync", None) is None or not _is_async(on):
-        raise HandleError(
-            f"{owner}.a{method}() takes {_ASYNC} first, and got {type(on).__name__}; "
-            f"on {_SYNC} call {owner}.{method}() without await"
-        )
+        hint = _opening(on, method, owner) or f"on {_SYNC} call {_callable(owner)}.{method}() without await"
+        raise HandleError(f"{owner}.a{method}() takes {_ASYNC} first, and got {type(on).__name__}; {hint}")
 
 
 def reading_connection(on: object, tables: Tables, method: str) -> Connection:
@@ -112,13 +110,33 @@ def _refuse_other_databases(dialect: Any, on: object, method: str) -> None:
 
 
 def _wrong_handle(on: object, method: str, owner: object) -> HandleError:
-    if _is_async(on):
-        hint = f"; use `await {owner}.a{method}(...)` for {_ASYNC}"
+    named = _callable(owner)
+    if opening := _opening(on, method, owner):
+        hint = f"; {opening}"
+    elif _is_async(on):
+        hint = f"; use `await {named}.a{method}(...)` for {_ASYNC}"
     elif hasattr(on, "connect"):
-        hint = f"; open a transaction first: `with engine.begin() as conn: {owner}.{method}(conn, ...)`"
+        hint = f"; open a transaction first: `with engine.begin() as conn: {named}.{method}(conn, ...)`"
     else:
         hint = ""
     return HandleError(f"{owner}.{method}() takes {_SYNC} first, and got {type(on).__name__}{hint}")
+
+
+def _opening(on: object, method: str, owner: object) -> str:
+    """How to get a session from what makes them, a sessionmaker or an async one; "" for anything else."""
+    kinds = {base.__name__ for base in type(on).__mro__ if base.__module__.startswith("sqlalchemy.")}
+    if "async_sessionmaker" in kinds:
+        call = f"await {_callable(owner)}.a{method}(session, ...)"
+        return f"open one: `async with maker() as session, session.begin(): {call}`"
+    if "sessionmaker" in kinds:
+        return f"open one: `with maker() as session, session.begin(): {_callable(owner)}.{method}(session, ...)`"
+    return ""
+
+
+def _callable(owner: object) -> str:
+    """What the code that a message suggests calls the owner: a handle is named as its function, and else `job`."""
+    name = owner if isinstance(owner, str) else getattr(owner, "__name__", "")
+    return name if isinstance(name, str) and name.isidentifier() else "job"
 
 
 def _refuse_autocommit(conn: Connection) -> None:

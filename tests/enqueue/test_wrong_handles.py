@@ -87,6 +87,39 @@ def test_other_objects(queue: Queue, engine: sa.Engine, kind: str) -> None:
     with pytest.raises(HandleError, match="a Session, scoped_session or Connection") as caught:
         queue.enqueue(objects[kind], "n")
     assert ("engine.begin()" in str(caught.value)) is (kind == "engine")
+    assert ("open one: `with maker() as session, session.begin(): " in str(caught.value)) is (kind == "sessionmaker")
+
+
+def test_what_makes_sessions_is_to_make_one(queue: Queue, engine: sa.Engine, async_engine: AsyncEngine) -> None:
+    """In either door the code is that of the session which it makes."""
+    sync_code = "; open one: `with maker() as session, session.begin(): queue.enqueue(session, ...)`"
+    async_code = "; open one: `async with maker() as session, session.begin(): await queue.aenqueue(session, ...)`"
+    for maker, code in ((sessionmaker(engine), sync_code), (async_sessionmaker(async_engine), async_code)):
+        for call in (lambda on: queue.enqueue(on, "n"), lambda on: asyncio.run(queue.aenqueue(on, "n"))):
+            with pytest.raises(HandleError) as caught:
+                call(maker)
+            assert str(caught.value).endswith(f", and got {type(maker).__name__}{code}")
+
+
+def test_the_code_of_a_handles_message_can_be_pasted(
+    queue: Queue, engine: sa.Engine, async_engine: AsyncEngine
+) -> None:
+    """With the name of the function, which is what the application has; of others nobody knows."""
+
+    @queue.job("mail.welcome")
+    def welcome(payload: Any) -> None: ...
+
+    unnamed = queue.job("mail.bye")(lambda payload: None)
+    for handle, name in ((welcome, "welcome"), (unnamed, "job"), (queue.define("mail.other"), "job")):
+        for call, code in (
+            (lambda on, handle=handle: handle.enqueue(on), f"; use `await {name}.aenqueue(...)` for"),
+            (lambda on, handle=handle: handle.enqueue(on.sync_engine), f"as conn: {name}.enqueue(conn, ...)`"),
+            (lambda on, handle=handle: asyncio.run(handle.aenqueue(engine)), f" call {name}.enqueue() without await"),
+            (lambda on, handle=handle: handle.enqueue(sessionmaker()), f".begin(): {name}.enqueue(session, ...)`"),
+        ):
+            with pytest.raises(HandleError, match=rf"^<job '{re.escape(handle.name)}'>\.a?enqueue\(\)") as caught:
+                call(async_engine)
+            assert code in str(caught.value)
 
 
 def test_a_session_without_an_engine_says_so_itself(queue: Queue) -> None:
