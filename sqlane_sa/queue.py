@@ -11,9 +11,9 @@ from sqlalchemy import MetaData
 from sqlalchemy.exc import DBAPIError
 
 from sqlane_sa import store
+from sqlane_sa.absent import explain_absent
 from sqlane_sa.handles import connection_of, reading_connection, refuse_wrong, refuse_wrong_async, run_on
 from sqlane_sa.schema import Tables
-from sqlane_sa.sqlstate import UNDEFINED_TABLE, sqlstate
 from sqlane_sa.values.checks import (
     check_delay,
     check_id,
@@ -39,11 +39,6 @@ from sqlane_sa.values.text import check_keys
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-NO_TABLES = (
-    "the tables of the queue are not where this connection looks for them: `sqlane migrate` makes them, or your own "
-    "Alembic revisions do (docs/migrations.md); or give Queue(prefix=..., schema=...) as they were made"
-)
 
 
 class Queue:
@@ -255,8 +250,7 @@ class Queue:
                 return [Enqueued(id_, True) for id_ in store.copy_jobs(conn, self.tables, jobs=jobs)]
             return store.insert_jobs(conn, self.tables, jobs=jobs)
         except DBAPIError as error:
-            if sqlstate(error) == UNDEFINED_TABLE:
-                error.add_note(NO_TABLES)
+            explain_absent(error, conn, self.tables)
             raise
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-
+from sqlane_sa.absent import migrate_command
 from sqlane_sa.migrations import chain
 from sqlane_sa.migrations.target import Target
 
@@ -18,12 +17,7 @@ def downgrade_call(at: Target, *, to: str | None, from_: str) -> str:
 
 def command(at: Target) -> str:
     """The command line that brings these tables to the newest revision."""
-    words = ["sqlane", "migrate"]
-    if at.prefix != Target.prefix:
-        words += ["--prefix", at.prefix]
-    if at.schema is not None:
-        words += ["--schema", at.schema]
-    return shlex.join(words)
+    return migrate_command(at.prefix, at.schema)
 
 
 def _call(function: str, at: Target, to: str | None, from_: str | None) -> str:

@@ -6,6 +6,7 @@ from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from sqlalchemy import Connection, func, select
 
+from sqlane_sa.absent import server_of
 from sqlane_sa.migrations import calls, chain, version
 from sqlane_sa.migrations.bind import reading, writing
 from sqlane_sa.migrations.patience import impatient
@@ -88,9 +89,7 @@ def behind(at: Target, found: str | None, place: str = "") -> str:
 
 def _place(conn: Connection) -> str:
     """The name of the database and, where the URL has it, the server's, for whoever looks in another one."""
-    url = conn.engine.url
-    server = f" on {url.host}{f':{url.port}' if url.port else ''}" if url.host else ""
-    return f" {conn.scalar(select(func.current_database()))!r}{server}"
+    return f" {conn.scalar(select(func.current_database()))!r}{server_of(conn.engine.url)}"
 
 
 def _next_step(at: Target, found: str | None) -> str:

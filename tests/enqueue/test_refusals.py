@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta, tzinfo
@@ -256,10 +257,26 @@ def test_the_inline_mode_refuses_the_same(conn: sa.Connection, queue: Queue) -> 
 
 @pytest.mark.parametrize("copy", [False, True])
 def test_tables_that_are_not_there(engine: sa.Engine, copy: bool) -> None:
-    """The error of the database, and what to do."""
+    """The error of the database in its few lines, without the statement, and what to do."""
     queue = Queue(prefix="elsewhere_")
     queue.define("n")
     with engine.begin() as conn, pytest.raises(sa.exc.ProgrammingError, match="elsewhere_jobs") as caught:
         queue.enqueue_many(conn, [queue.new("n")], copy=copy)
     (note,) = caught.value.__notes__
-    assert "`sqlane migrate` makes them" in note
+    shown = traceback.format_exception_only(caught.value)
+    assert len("".join(shown).splitlines()) <= 6 and shown[-1].strip() == note
+    assert note.startswith(f"the tables 'elsewhere_*' are not in the database {engine.url.database!r}")
+    assert "`alembic upgrade head`" in note and "`sqlane migrate --prefix elsewhere_`" in note
+
+
+def test_a_table_that_a_trigger_misses_is_not_the_queues(engine: sa.Engine, queue: Queue) -> None:
+    queue.define("n")
+    with engine.begin() as conn:
+        conn.exec_driver_sql(
+            "CREATE FUNCTION audit() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN INSERT INTO missing VALUES (1); END $$;"
+            "CREATE TRIGGER audit BEFORE INSERT ON sqlane_jobs FOR EACH ROW EXECUTE FUNCTION audit()"
+        )
+    with engine.begin() as conn, pytest.raises(sa.exc.ProgrammingError, match=r'"missing"[^$]*\[SQL: ') as caught:
+        queue.enqueue(conn, "n")
+    assert not hasattr(caught.value, "__notes__")
