@@ -50,8 +50,9 @@ class Finding(NamedTuple):
 def findings(health: Health, tables: Tables) -> Iterator[Finding]:
     yield _snapshot(health.snapshot)
     yield _autovacuum(health.autovacuum)
-    yield from _dead_rows(health, tables)
-    yield from _indexes(health.invalid_indexes, tables)
+    if health.tables:  # of none there is nothing to be said
+        yield from _dead_rows(health, tables)
+        yield from _indexes(health.invalid_indexes, tables)
     yield _notifications(health.notify_queue)
 
 

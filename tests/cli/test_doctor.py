@@ -283,6 +283,11 @@ def test_tables_that_are_not_there(within: Sqlane, empty_url: str) -> None:
     assert "look  revision       " in answer.out
     assert "`sqlane migrate`" in answer.out
     assert "live rows" not in answer.out
+    assert [line[6:21].strip() for line in lines(answer) if line[:4] == "ok  "] == [
+        "snapshots",
+        "autovacuum",
+        "notifications",
+    ]
     assert all(len(line) <= 80 for line in answer.out.splitlines())
     answer = within("doctor", "--prefix", "shop_", "--schema", "Our Jobs", "--url", empty_url)
     assert "`sqlane migrate --prefix shop_ --schema 'Our Jobs'`" in answer.out
