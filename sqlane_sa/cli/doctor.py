@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sqlane_sa.cli.ages import age
-from sqlane_sa.cli.options import Place, described, place_options
+from sqlane_sa.cli.options import Place, described, place_options, queue_argument
 from sqlane_sa.cli.table import show_table
 from sqlane_sa.values.text import printable
 
@@ -34,7 +34,7 @@ UNSEEN = (
 
 
 @click.command(short_help="Look for what slows the queue down.")
-@click.argument("path", required=False, metavar="[MODULE:QUEUE]")
+@queue_argument
 @click.option("--json", "as_json", is_flag=True, help="Findings and figures as JSON; ages in ms, sizes in bytes.")
 @place_options
 def doctor(path: str | None, as_json: bool, **place: str | None) -> None:
@@ -45,10 +45,10 @@ def doctor(path: str | None, as_json: bool, **place: str | None) -> None:
     names the queue; without it --prefix and --schema do.
     """
     from sqlane_sa.cli.database import connected
-    from sqlane_sa.cli.loading import named_queue
+    from sqlane_sa.cli.loading import queue_at
 
     at = Place(**place)
-    queue = named_queue(path, at) if path else at.queue()
+    queue = queue_at(path, at)
     with connected(at.url, NAME, pool_size=1) as engine, engine.begin() as conn:
         shown_at, found, health = _examine(conn, queue)
     bad = sum(not finding.ok for finding in found)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sqlane_sa.cli.ages import age
-from sqlane_sa.cli.options import Place, names_of, names_option, place_options
+from sqlane_sa.cli.options import Place, names_of, names_option, place_options, queue_argument
 
 if TYPE_CHECKING:
     from sqlane_sa.store import FailedEntry
@@ -18,23 +18,27 @@ HEADINGS = ("id", "name", "attempts", "stalls", "failed ago")
 
 
 @click.command(short_help="List the jobs that failed for good.")
+@queue_argument
 @names_option("Jobs of these names only; may be repeated.")
 @click.option(
     "--limit", default=20, show_default=True, type=click.IntRange(1, 10_000), metavar="COUNT", help="At most so many."
 )
 @click.option("--json", "as_json", is_flag=True, help="A JSON list with the whole errors; ages in ms.")
 @place_options
-def failed(names: tuple[str, ...], limit: int, as_json: bool, **place: str | None) -> None:
+def failed(path: str | None, names: tuple[str, ...], limit: int, as_json: bool, **place: str | None) -> None:
     """List the jobs that failed for good and are still kept, the last to fail first, each with the first line of its
     error.
 
     --json has the whole error, with its traceback. `sqlane retry` sets failed jobs back to pending.
+
+    MODULE:QUEUE, such as app.jobs:queue, names the queue; without it --prefix and --schema do.
     """
     from sqlane_sa import migrations, store
     from sqlane_sa.cli.database import connected
+    from sqlane_sa.cli.loading import queue_at
 
     at = Place(**place)
-    queue, served = at.queue(), names_of(names)
+    queue, served = queue_at(path, at), names_of(names)
     with connected(at.url, "sqlane failed", pool_size=1) as engine, engine.connect() as conn:
         migrations.check(conn, queue)
         # One more, to know whether there are more.

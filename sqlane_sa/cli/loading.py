@@ -16,6 +16,11 @@ from sqlane_sa.queue import Queue
 EXAMPLE = "app.jobs:queue"
 
 
+def queue_at(path: str | None, place: Place) -> Queue:
+    """The queue that `path` names; without one, one without definitions where the options say."""
+    return named_queue(path, place) if path else place.queue()
+
+
 def named_queue(path: str, place: Place) -> Queue:
     """The queue that `path` names; prefix and schema of the command line may only repeat its own. Raises `Problem`."""
     queue = load_queue(path)

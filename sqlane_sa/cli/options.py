@@ -47,6 +47,11 @@ def place_options(command: Command) -> Command:
     return command
 
 
+def queue_argument(command: Command) -> Command:
+    """Adds MODULE:QUEUE, which need not be given; the command gets it as `path`, for `queue_at`."""
+    return click.argument("path", required=False, metavar="[MODULE:QUEUE]")(command)
+
+
 def names_option(help: str) -> Callable[[Command], Command]:
     """--names, which the command gets as `names`, for `names_of`."""
     return click.option("--names", multiple=True, metavar="NAME,...", help=help, callback=in_utf8)

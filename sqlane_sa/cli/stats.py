@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sqlane_sa.cli.ages import age
-from sqlane_sa.cli.options import Place, place_options
+from sqlane_sa.cli.options import Place, place_options, queue_argument
 
 if TYPE_CHECKING:
     from sqlane_sa.values.job import NameStats
@@ -21,20 +21,24 @@ NOT_COUNTED = "what has completed is not counted in a table so large; `sqlane st
 
 
 @click.command(short_help="Show what waits, runs, failed and completed, per name.")
+@queue_argument
 @click.option("--json", "as_json", is_flag=True, help="A JSON list; the age of the oldest due job is in ms.")
 @click.option("--all", "count_all", is_flag=True, help="Count completed jobs by reading a large table, too.")
 @place_options
-def stats(as_json: bool, count_all: bool, **place: str | None) -> None:
+def stats(path: str | None, as_json: bool, count_all: bool, **place: str | None) -> None:
     """Show the counts of each name's jobs.
 
     Failed and completed are those that are still kept: by default 14 days, and one day. Completed ones are counted
     while the jobs table has less than 32 MB; to count them in a larger one, which --all does, all of it is read.
+
+    MODULE:QUEUE, such as app.jobs:queue, names the queue; without it --prefix and --schema do.
     """
     from sqlane_sa import migrations, store
     from sqlane_sa.cli.database import connected
+    from sqlane_sa.cli.loading import queue_at
 
     at = Place(**place)
-    queue = at.queue()
+    queue = queue_at(path, at)
     with connected(at.url, "sqlane stats") as engine, engine.connect() as conn:
         migrations.check(conn, queue)
         counted = store.count_completed(conn, queue.tables, max_bytes=None if count_all else MAX_BYTES)

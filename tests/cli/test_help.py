@@ -53,7 +53,7 @@ def test_each_command_has_a_help_that_fits(within: Sqlane, words: tuple[str, ...
         (("migrate", "upgade"), "there is no command 'upgade'; did you mean upgrade? `sqlane migrate --help` lists"),
         (("--bogus",), "there is no option --bogus; `sqlane --help` lists them all"),
         (("stats", "--uri", "x"), "there is no option --uri; did you mean --url"),
-        (("stats", "more"), "got unexpected extra argument (more); see `sqlane stats --help`"),
+        (("stats", "app:queue", "more"), "got unexpected extra argument (more); see `sqlane stats --help`"),
         (("worker",), "missing argument 'MODULE:QUEUE'; see `sqlane worker --help`"),
         (("worker", "app:queue", "--lease", "long"), "invalid value for '--lease'"),
         (("worker", "app:queue", "--lease"), "option '--lease' requires an argument; see `sqlane"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -13,7 +14,7 @@ from sqlane_sa import Queue, migrations
 from sqlane_sa.cli.ages import age
 from sqlane_sa.testing import drain
 from sqlane_sa.values.ids import new_id
-from tests.cli.conftest import Sqlane
+from tests.cli.conftest import Sqlane, problem
 
 stats = importlib.import_module("sqlane_sa.cli.stats")
 """The package has the command by this name."""
@@ -115,6 +116,22 @@ def test_prefix_and_schema(within: Sqlane, database_url: str, engine: sa.Engine)
     place = ("--prefix", "other_", "--schema", "Another Schema")
     assert "theirs" in within("stats", "--url", database_url, *place).out
     assert within("stats", "--url", database_url) == (0, EMPTY, "")
+
+
+@pytest.mark.parametrize("command", ["stats", "failed"])
+def test_a_queue_by_its_module(
+    within: Sqlane, app: Callable[..., None], database_url: str, engine: sa.Engine, command: str
+) -> None:
+    """Its prefix and schema, as `sqlane doctor` takes them."""
+    app('"shop_", "Our Jobs"')
+    shop = Queue("shop_", "Our Jobs")
+    migrations.apply(engine, shop)
+    with engine.begin() as conn:
+        add_job(conn, shop, "theirs", "status = 'failed', finished_at = now()")
+    assert "theirs" in within(command, "app:queue", "--url", database_url).out
+    assert "theirs" not in within(command, "--url", database_url).out
+    said = problem(within(command, "app:queue", "--prefix", "x_", "--url", database_url))
+    assert said.startswith("--prefix x_ contradicts app:queue")
 
 
 @pytest.mark.parametrize(
