@@ -9,7 +9,18 @@ import click
 from sqlane_sa.cli.logs import LEVELS, configure
 from sqlane_sa.cli.options import Place, names_of, names_option, place_options
 
-SECONDS: dict[str, Any] = {"type": float, "metavar": "SECONDS", "show_default": True}
+
+class Seconds(click.types.FloatParamType):
+    """A float whose error says of what."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return float(value)
+        except ValueError:
+            self.fail(f"{value!r} is no number of seconds, such as 60 or 0.5", param, ctx)
+
+
+SECONDS: dict[str, Any] = {"type": Seconds(), "metavar": "SECONDS", "show_default": True}
 
 
 @click.command(short_help="Run the jobs of a queue.")

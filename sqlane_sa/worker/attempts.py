@@ -57,7 +57,8 @@ def attempt_failed(job: RunningJob, error: BaseException, delay: float | None = 
             delay,
             claimed.attempt,
             claimed.max_attempts,
-            _headline(described),
+            # The text of a Retry would say the delay once more.
+            described["type"] if isinstance(error, Retry) else _headline(described),
         )
         _show_traceback(job, described)
     return Retried(delay, described)

@@ -155,7 +155,8 @@ class Parts:
             starter.stop()
             return 0.0
 
-        self._starter = starter = Service("database", try_to_start, _nothing, self._give_up)
+        advice = "correct the URL if it is wrong"
+        self._starter = starter = Service("database", try_to_start, _nothing, self._give_up, advice=advice)
         starter.start(after=problem)
 
     def shut_down(self, patience: float, hurry: Flag) -> None:

@@ -22,11 +22,12 @@ MAX_CRASHES = 10
 
 class Outage:
     """Backs off with jitter while something fails, at most for `longest` seconds, and logs it once, and every 5 minutes
-    while it lasts."""
+    while it lasts. `advice` is for whoever reads that it began."""
 
-    def __init__(self, part: str, longest: float = math.inf) -> None:
+    def __init__(self, part: str, longest: float = math.inf, advice: str = "") -> None:
         self._part = part
         self._longest = longest
+        self._advice = f"; {advice}" if advice else ""
         self._failures = 0
         self._began = self._said_at = 0.0
 
@@ -35,7 +36,7 @@ class Outage:
         now = time.monotonic()
         if self._failures == 0:
             self._began = self._said_at = now
-            log.warning("%s: %s; trying again until it works", self._part, first_line(error))
+            log.warning("%s: %s; trying again until it works%s", self._part, first_line(error), self._advice)
         elif now - self._said_at > REMINDER:
             self._said_at = now
             log.warning("%s: still fails after %.0f min: %s", self._part, (now - self._began) / 60, first_line(error))
@@ -65,6 +66,7 @@ class Service:
         give_up: Callable[[str], None],
         successes: Callable[[], int] | None = None,
         longest_backoff: float = math.inf,
+        advice: str = "",
     ) -> None:
         self.name = name
         self._successes = successes
@@ -74,7 +76,7 @@ class Service:
         self._give_up = give_up
         self._stop = threading.Event()
         self._wake = threading.Event()
-        self._outage = Outage(name, longest_backoff)
+        self._outage = Outage(name, longest_backoff, advice)
         self._crashes = 0
         self._first_pause = 0.0
         self._thread = threading.Thread(target=self._run, name=f"sqlane-{name}", daemon=True)

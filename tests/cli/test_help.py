@@ -55,7 +55,10 @@ def test_each_command_has_a_help_that_fits(within: Sqlane, words: tuple[str, ...
         (("stats", "--uri", "x"), "there is no option --uri; did you mean --url"),
         (("stats", "app:queue", "more"), "got unexpected extra argument (more); see `sqlane stats --help`"),
         (("worker",), "missing argument 'MODULE:QUEUE'; see `sqlane worker --help`"),
-        (("worker", "app:queue", "--lease", "long"), "invalid value for '--lease'"),
+        (
+            ("worker", "app:queue", "--lease", "1m"),
+            "invalid value for '--lease': '1m' is no number of seconds, such as 60",
+        ),
         (("worker", "app:queue", "--lease"), "option '--lease' requires an argument; see `sqlane"),
         (("worker", "app:queue", "--log-level", "loud"), "invalid value for '--log-level'"),
         (("migrate", "downgrade"), "missing argument 'REVISION'; see `sqlane migrate downgrade --help`"),

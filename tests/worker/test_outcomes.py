@@ -58,6 +58,20 @@ def test_retries_until_the_attempts_are_used(queue: Queue, run: Run, enqueue: En
     assert "raise ValueError" in failed.last_error["traceback"]
 
 
+def test_the_delay_of_a_retry_is_logged_once(
+    queue: Queue, run: Run, enqueue: Enqueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    @queue.job("again")
+    def again(payload: Any) -> None:
+        raise Retry(delay=3600)
+
+    id_ = enqueue("again")
+    with caplog.at_level(logging.INFO, "sqlane_sa.worker"):
+        run()
+    (said,) = (message for record in caplog.records if "tried again" in (message := record.getMessage()))
+    assert said == f"job {id_} (again) is to be tried again in 3600.0 s, attempt 1 of 5: sqlane_sa.Retry"
+
+
 def test_signals(queue: Queue, run: Run, enqueue: Enqueue, job: Read) -> None:
     @queue.job("signal", failure_job="reaction")
     def signal(payload: str) -> None:

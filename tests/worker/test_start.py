@@ -70,6 +70,7 @@ def test_a_worker_that_starts_before_its_database_waits_for_it(
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) == 2, warnings
     assert warnings[0].startswith("database: OperationalError") and "refused" in warnings[0]
+    assert warnings[0].endswith("; trying again until it works; correct the URL if it is wrong")
     assert warnings[1].startswith("database: works again after")
     worker.stop()
 
