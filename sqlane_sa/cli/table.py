@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 
 import click
@@ -13,6 +14,8 @@ from sqlane_sa.values.text import printable
 
 Row = Sequence[str]
 MAX_NOTE = 500
+MIN_WIDTH = 20
+INDENT = "    "
 
 
 def show_table(headings: Row, rows: Sequence[Row]) -> None:
@@ -25,17 +28,25 @@ def show_table(headings: Row, rows: Sequence[Row]) -> None:
 
 
 def show_notes(headings: Row, rows: Sequence[Row], notes: Sequence[str]) -> None:
-    """Plain columns, and beneath each row a line of text, which a terminal gets as far as it is wide."""
-    width = shutil.get_terminal_size().columns - 1 if sys.stdout.isatty() else MAX_NOTE
+    """Plain columns, and beneath each row a text: in one line for a program, and wrapped for a terminal."""
+    width = shutil.get_terminal_size().columns - 1 if sys.stdout.isatty() else None
     lines = _lines(headings, [[printable(cell) for cell in row] for row in rows], texts=2)
     click.secho(next(lines), bold=True)
     for line, note in zip(lines, notes, strict=True):
         click.echo(line)
-        click.echo(_cut(f"    {printable(note[:MAX_NOTE])}", width))
+        for part in _wrapped(_cut(printable(note[:MAX_NOTE])), width):
+            click.echo(INDENT + part)
 
 
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 3] + "..."
+def _wrapped(text: str, width: int | None) -> list[str]:
+    if width is None:
+        return [text]
+    return textwrap.wrap(text, max(width - len(INDENT), MIN_WIDTH), break_on_hyphens=False)
+
+
+def _cut(text: str) -> str:
+    limit = MAX_NOTE - len(INDENT)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def _show_plain(headings: Row, rows: Sequence[Row]) -> None:

@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import re
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +14,7 @@ import sqlalchemy as sa
 
 from sqlane_sa import Backoff, Queue, migrations
 from sqlane_sa.cli.failed import first_line
+from sqlane_sa.cli.table import show_notes
 from sqlane_sa.testing import drain
 from tests.cli.conftest import Sqlane, problem
 
@@ -63,6 +65,24 @@ class TestFailed:
         assert lines[2].split()[:6] == [first, "mail.send", "2", "of", "2", "0"]
         assert lines[3] == "    ValueError: of no use"
         assert len({line.index(" of 2") for line in (lines[0], lines[2])}) == 1
+
+    def test_a_terminal_gets_the_error_wrapped(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Whole and at a space, where it has one; a program gets one line."""
+        words = " ".join(f"word-{n}" for n in range(30))
+        notes = [f"ValueError: {words}", "y" * 100]
+        monkeypatch.setenv("COLUMNS", "80")
+        for is_terminal in (True, False):
+            monkeypatch.setattr(sys.stdout, "isatty", lambda is_terminal=is_terminal: is_terminal)
+            show_notes(("id", "name"), [("1", "a"), ("2", "b")], notes)
+            _, *lines = capsys.readouterr().out.splitlines()
+            found = [line for line in lines if line.startswith("    ")]
+            if is_terminal:
+                assert len(found) > 4 and all(len(line) < 80 for line in found)
+                assert " ".join(line.strip() for line in found[:-2]) == notes[0]
+            else:
+                assert found == [f"    {note}" for note in notes]
 
     def test_some_of_them(self, within: Sqlane, database_url: str, add: Add) -> None:
         a, b = add("a", 3), add("b")
