@@ -60,6 +60,7 @@ def test_a_full_disk(load: StartLoad, url_on_disk: str, disk: Path) -> None:
         )
         under.last(3.0)
     under.fault_ended()
-    counts = under.finish("disk full", f"tables on a disk with no byte free, {len(refused)} enqueues refused")
+    shown = "1 enqueue" if len(refused) == 1 else f"{len(refused)} enqueues"
+    counts = under.finish("disk full", f"tables on a disk with no byte free, {shown} refused")
     assert counts.faults == {}
     assert all("No space left on device" in error for error in refused), refused
