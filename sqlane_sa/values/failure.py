@@ -6,8 +6,8 @@ import json
 import re
 import traceback
 from collections import deque
-from collections.abc import Iterator, Mapping
-from types import TracebackType
+from collections.abc import Iterable, Iterator, Mapping
+from types import FrameType, TracebackType
 from typing import Any
 
 MAX_TYPE_CHARS = 255
@@ -24,14 +24,15 @@ _INSIDE = (f"{_PACKAGE}.values.", f"{_PACKAGE}.worker.")
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
-def describe_error(exc: BaseException, *, attempt: int | None = None) -> dict[str, Any]:
+def describe_error(exc: BaseException, *, attempt: int | None = None, stack: str = "") -> dict[str, Any]:
     """`exc` as {"type", "message", "traceback"}, with "attempt" when given. Never raises.
 
     "type" is the qualified class name, without "builtins.", and such as "sqlane_sa.Discard" for one of this package;
     "message" has at most 10,000 characters, "traceback" the last 30,000. The traceback begins with the causes and ends
-    with the frame that raised; the message is not in it.
+    with the frame that raised; the message is not in it. `stack`, a `stack_text`, is where an exception that was not
+    raised has come from.
     """
-    error = _error(_type_name(exc), _message(exc, MAX_MESSAGE_CHARS), _traceback(exc))
+    error = _error(_type_name(exc), _message(exc, MAX_MESSAGE_CHARS), _traceback(exc) + stack)
     if attempt is not None:
         error["attempt"] = attempt
     return error
@@ -107,10 +108,19 @@ def _traceback(exc: BaseException) -> str:
         return f"(no traceback: building it raised {type(broken).__name__})"
 
 
+def stack_text(frames: Iterable[FrameType]) -> str:
+    """Frames, the outermost first, as a traceback shows them: without values."""
+    return _frames_text((frame, frame.f_lineno) for frame in frames)
+
+
 def _frames(tb: TracebackType | None) -> str:
-    if tb is None:
+    return "" if tb is None else _frames_text(traceback.walk_tb(tb))
+
+
+def _frames_text(found: Iterable[tuple[FrameType, int]]) -> str:
+    frames = deque(found, maxlen=MAX_FRAMES)
+    if not frames:
         return ""
-    frames = deque(traceback.walk_tb(tb), maxlen=MAX_FRAMES)
     lines = traceback.StackSummary.extract(iter(frames)).format()
     return "Traceback (most recent call last):\n" + "".join(_short_lines(lines))
 

@@ -109,4 +109,5 @@ def attempt_lost(job: RunningJob, broken: BaseException) -> Retried | Failed:
 
 
 def _described(job: RunningJob, error: BaseException) -> dict[str, Any]:
-    return describe_error(error, attempt=job.claimed.attempt)
+    stack = job.stack if isinstance(error, JobTimeoutError) else ""
+    return describe_error(error, attempt=job.claimed.attempt, stack=stack)

@@ -248,6 +248,7 @@ class Handlers:
             # The process was paused while the job waited for its slot: it is somebody else's by now.
             job.cancel(LEASE_LOST)
         elif job.definition.timeout is not None:
+            job.thread = threading.get_ident()
             job.deadline = now + job.definition.timeout
             self._watch(job)
 

@@ -45,8 +45,10 @@ class RunningJob:
         "passed_over",
         "queued_at",
         "refusal",
+        "stack",
         "started_at",
         "task",
+        "thread",
     )
 
     def __init__(self, claimed: ClaimedJob, definition: Definition, now: float, lease: float) -> None:
@@ -66,6 +68,10 @@ class RunningJob:
         self.error: BaseException | None = None
         self.cancelled: str | None = None
         self.task: asyncio.Task[Any] | None = None
+        self.thread: int | None = None
+        """That of a handler with a timeout."""
+        self.stack = ""
+        """Where the handler was when its timeout was over."""
         self._event: threading.Event | None = None
 
     # Store operations take any object with these.

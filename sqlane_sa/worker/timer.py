@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from sqlane_sa.worker.running import LEASE_LOST, TIMEOUT, RunningJob, RunningJobs
+from sqlane_sa.worker.stacks import stack_of
 
 log = logging.getLogger("sqlane_sa.worker")
 
@@ -64,6 +65,7 @@ class Timer:
         return next_deadline
 
     def _cancel(self, job: RunningJob) -> None:
+        job.stack = stack_of(job)  # before an async handler is on its way out
         job.cancel(TIMEOUT)
         self._jobs.mark_timed_out(job)
         if not job.definition.is_async:

@@ -81,6 +81,56 @@ def test_what_an_async_timeout_means(queue: Queue, work: Any, enqueue: Any, job:
     assert ("on the way out" in failed.last_error["traceback"]) is (kind == "raises its own")
 
 
+def hang(release: threading.Event, secret: str) -> None:
+    assert release.wait(60), secret
+
+
+async def hang_async(secret: str) -> None:
+    await asyncio.sleep(3600)
+
+
+@pytest.mark.parametrize("kind", ["def", "transactional", "async def", "async def that blocks", "with a cause"])
+def test_the_error_of_a_timeout_says_where_the_handler_was(
+    queue: Queue, work: Any, enqueue: Any, job: Read, sql: Any, release: threading.Event, kind: str
+) -> None:
+    """At the moment of the timeout, in its own frames alone, and with no value of theirs. The timeout leaves time in
+    which a transaction is opened."""
+
+    def slow(payload: Any) -> None:
+        hang(release, payload)
+
+    async def slow_async(payload: Any) -> None:
+        if kind == "async def that blocks":
+            hang(release, payload)
+        try:
+            await hang_async(payload)
+        except asyncio.CancelledError:
+            if kind == "with a cause":
+                raise OSError("on the way out") from None
+            raise
+
+    is_async = kind in ("async def", "async def that blocks", "with a cause")
+    queue.job("slow", timeout=1, max_attempts=1, transactional=kind == "transactional")(
+        slow_async if is_async else slow
+    )
+    id_ = enqueue("slow", "payload-secret")
+    work()
+    if kind != "async def" and kind != "with a cause":
+        wait_until(lambda: job(id_).timed_out_at)
+        release.set()
+    failed = wait_until(lambda: one if (one := job(id_)).status == "failed" else None)
+    assert failed.last_error is not None and failed.last_error["type"] == "sqlane_sa.JobTimeoutError"
+    text = failed.last_error["traceback"]
+    *_, own = text.split("Traceback (most recent call last):\n")
+    frames = [line.rpartition(" in ")[2] for line in own.splitlines() if line.startswith("  File ")]
+    awaits = ["slow_async", "hang_async", "sleep"]
+    expected = {"async def": awaits, "with a cause": awaits, "async def that blocks": ["slow_async", "hang"]}
+    assert frames[: len(expected.get(kind, ["slow", "hang"]))] == expected.get(kind, ["slow", "hang"])
+    assert ("await asyncio.sleep(3600)" if kind in ("async def", "with a cause") else "release.wait(60)") in own
+    assert "payload-secret" not in text
+    assert ("on the way out" in text) is (kind == "with a cause")
+
+
 @pytest.mark.parametrize("kind", ["def", "async def"])
 def test_a_stop_counts_what_has_overrun_its_timeout(
     queue: Queue, work: Any, enqueue: Any, job: Read, sql: Any, release: threading.Event, kind: str
@@ -105,6 +155,7 @@ def test_a_stop_counts_what_has_overrun_its_timeout(
         ended = job(id_)
         assert (ended.status, ended.attempts, ended.stalls) == (status, attempts, 0)
         assert ended.last_error is not None and ended.last_error["type"].endswith("JobTimeoutError")
+        assert "release.wait(60)" in ended.last_error["traceback"]
         assert sql("SELECT job_id, held_until > statement_timestamp() FROM sqlane_mutexes") == [(id_, True)]
         sql("UPDATE sqlane_mutexes SET held_until = statement_timestamp()")
     release.set()
