@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,8 +12,11 @@ import sqlalchemy as sa
 from sqlane_sa import Queue, store
 from sqlane_sa.values.ids import new_id
 from sqlane_sa.values.job import ClaimedJob
+from sqlane_sa.values.outcome import Retried
+from sqlane_sa.worker import outcomes
 from sqlane_sa.worker.execution import LeaseLostError
 from sqlane_sa.worker.handler_engine import HandlerEngine
+from sqlane_sa.worker.running import RunningJob
 from sqlane_sa.worker.transactions import only_ours
 from tests.faults.subjects import (
     KEYS,
@@ -126,11 +130,29 @@ def recover(conn: sa.Connection, queue: Queue, job: ClaimedJob) -> Any:
     return recoveries
 
 
+class Lent:
+    """A worker's database whose transaction is open already: the one that is cut."""
+
+    def __init__(self, conn: sa.Connection) -> None:
+        self._conn = conn
+
+    @contextmanager
+    def transaction(self) -> Iterator[sa.Connection]:
+        yield self._conn
+
+
 def write_apart(conn: sa.Connection, queue: Queue, job: ClaimedJob) -> None:
-    """What the writer does with results of a batch that failed: around the rows that somebody has locked."""
-    store.wait_briefly(conn)
-    assert not store.find_locked(conn, queue.tables, jobs=[job])
-    retry(conn, queue, job)
+    """What the worker does with results of a batch that failed: around the rows that somebody has locked."""
+    result = RunningJob(job, queue.definitions[job.name], 0.0, LEASE), Retried(LEASE, ERROR)
+    assert outcomes.write_apart(Lent(conn), queue, [result]) == []  # type: ignore[arg-type]
+
+
+def write_instead(conn: sa.Connection, queue: Queue, job: ClaimedJob) -> None:
+    """And with one that the database refuses: a plain failure takes its place."""
+    running = RunningJob(job, queue.definitions[job.name], 0.0, LEASE)
+    outcome, refused = Retried(LEASE, {**ERROR, "message": "n\xf3"}), ValueError("refused")
+    database: Any = Lent(conn)
+    assert outcomes._write_instead(database, queue, running, outcome, refused) == []
 
 
 def complete_in_handler(conn: sa.Connection, queue: Queue, job: ClaimedJob) -> None:
@@ -214,6 +236,7 @@ WORKER = [
     Operation("release", running, release),
     Operation("release_lingering", running, lambda c, q, job: release(c, q, job, linger=LEASE)),
     Operation("write_apart", running, write_apart),
+    Operation("write_instead", running, write_instead),
     Operation("complete_in_handler", running, complete_in_handler, by="handler"),
     Operation("complete_in_handler_alone", running, complete_in_handler_alone, by="handler"),
     Operation("complete_in_handler_apart", running, complete_in_handler_apart, by="handler"),
