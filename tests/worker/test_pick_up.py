@@ -1,10 +1,9 @@
-"""How soon an idle worker, which would poll once a minute, takes what is enqueued."""
+"""That an idle worker, which would poll once an hour, takes what is enqueued."""
 
 from __future__ import annotations
 
 import random
 import threading
-from datetime import timedelta
 from typing import Any
 
 from sqlane_sa import JobContext, Queue
@@ -12,17 +11,18 @@ from tests.support import wait_until
 
 
 def test_no_job_waits_for_the_next_poll(queue: Queue, work: Any, enqueue: Any) -> None:
-    """B35: enqueued while the worker starts, works, is about to wait and waits."""
-    waited: list[timedelta] = []
+    """B35: enqueued while the worker starts, works, is about to wait and waits. One that got lost between two waits
+    would not run before this test has given up; all other ways to find it take a second at most (`sleep.LOOKS`)."""
+    started: list[str] = []
     ran = threading.Event()
 
     @queue.job("quick", completed_retention=0)
     def quick(payload: Any, ctx: JobContext) -> None:
-        waited.append(ctx.waited)
+        started.append(ctx.id)
         ran.set()
 
     chance = random.Random(35)
-    work(poll_interval=60, lease=60, sweep_interval=60)
+    work(poll_interval=3600, lease=3600, sweep_interval=3600)
     for n in range(1000):
         ran.clear()
         enqueue("quick")
@@ -31,6 +31,5 @@ def test_no_job_waits_for_the_next_poll(queue: Queue, work: Any, enqueue: Any) -
             # From the moment at which the handler is done to well after the worker has gone to sleep.
             threading.Event().wait(chance.choice((0, 0, 0.0005, 0.001, 0.002, 0.004, 0.01)))
         if n % 100 == 0:
-            wait_until(lambda: len(waited) == n + 1)  # noqa: B023
-    wait_until(lambda: len(waited) == 1000)
-    assert max(waited) < timedelta(seconds=30), "none waited for the next poll"
+            wait_until(lambda: len(started) == n + 1)  # noqa: B023
+    wait_until(lambda: len(started) == 1000)
