@@ -14,6 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlane_sa import DefinitionError, Job, JobContext, Queue, Snooze, SqlaneError, Worker
 from sqlane_sa.worker import deadlines
+from sqlane_sa.worker.running import LEASE_LOST
 from tests.support import wait_until
 from tests.worker.conftest import SHORT
 
@@ -129,6 +130,29 @@ def test_a_lost_lease_rolls_everything_back(
     wait_until(lambda: len(worker._parts.jobs) == 0)
     assert effects() == []
     assert (job(id_).status, job(id_).lock_token) == ("running", "another")
+
+
+def test_what_the_worker_takes_for_lost_is_not_completed(
+    queue: Queue, work: Any, enqueue: Any, job: Read, effects: Any
+) -> None:
+    """No renewal came through for a whole lease: nothing of the job is written, though the row is still its own."""
+    started, go = threading.Event(), threading.Event()
+
+    @queue.job("write", transactional=True)
+    def handler(payload: Any, ctx: JobContext) -> None:
+        ctx.session.add(Effect(note="late"))
+        started.set()
+        assert go.wait(60)
+
+    id_ = enqueue("write")
+    worker = work(lease=60.0)
+    assert started.wait(60)
+    [held] = worker._parts.jobs.snapshot()
+    held.cancel(LEASE_LOST)
+    go.set()
+    wait_until(lambda: len(worker._parts.jobs) == 0)
+    assert effects() == []
+    assert (job(id_).status, job(id_).lock_token) == ("running", held.lock_token)
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
