@@ -234,14 +234,15 @@ def test_a_payload_too_deep_to_be_passed_on(queue: Queue, run: Run, enqueue: Enq
     assert [(one["id"], one["payload"], one["error"]["message"]) for one in got] == [(id_, None, "too much")]
 
 
+@pytest.mark.parametrize("transactional", [False, True])
 def test_a_deadline_that_nobody_saw_pass(
-    queue: Queue, run: Run, enqueue: Enqueue, job: Read, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, run: Run, enqueue: Enqueue, job: Read, monkeypatch: pytest.MonkeyPatch, transactional: bool
 ) -> None:
     """As after a pause of the whole process: the handler has returned before the timer looks."""
     monkeypatch.setattr(Timer, "_cancel_overdue", lambda timer, running, now: math.inf)
     running: list[JobContext] = []
 
-    @queue.job("slow", max_attempts=1, timeout=0.05)
+    @queue.job("slow", max_attempts=1, timeout=0.05, transactional=transactional)
     def slow(payload: object, ctx: JobContext) -> None:
         running.append(ctx)
         wait_until(lambda: handlers.time.monotonic() > ctx._running.deadline)  # type: ignore[operator]
