@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from sqlane_sa import Queue, store
 from sqlane_sa.store.claim_keyed import KeyedClaim
@@ -15,7 +16,7 @@ from sqlane_sa.store.lines import FreeLines
 from sqlane_sa.values.job import ClaimedJob
 from sqlane_sa.worker import keyed as keyed_module
 from sqlane_sa.worker.claims import Claims
-from sqlane_sa.worker.keyed import KeyedClaims
+from sqlane_sa.worker.keyed import KeyedClaims, KeyedLook
 from tests.worker.clock import Clock
 
 
@@ -97,6 +98,25 @@ def test_more_and_more_lines_are_looked_at_beyond_those_needed(keyed: KeyedClaim
     keyed.lines.add(f"k{n}" for n in range(5000))
     assert claim(keyed, 10, looking=False) == []
     assert played.said == [("lines", 10 + spare) for spare in (20, 80, 320, 1000, 1000, 1000, 1000)] + [("lines", 510)]
+
+
+def test_what_was_claimed_before_an_outage_starts(
+    keyed: KeyedClaims, played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs in the database: left out, it would stall when its lease ends."""
+    lost = OperationalError("", {}, ConnectionError("gone"), connection_invalidated=True)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise lost
+
+    monkeypatch.setattr(store, "claim_heads", fail)
+    played.window, played.short = [job("a")], ["n"]
+    keyed.lines.add("bcd")
+    assert keyed.claim(["n"], 3, looking=True, asleep=False) == KeyedLook(played.window, 0, True)
+    played.window = []
+    keyed.lines.add("bcd")
+    with pytest.raises(OperationalError):
+        keyed.claim(["n"], 3, looking=True, asleep=False)
 
 
 def test_a_window_that_saw_everything_needs_no_lines(keyed: KeyedClaims, played: Played, clock: Clock) -> None:
