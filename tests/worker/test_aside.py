@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import DataError, OperationalError
 
 from sqlane_sa import Queue, store
 from sqlane_sa.worker import claims as claims_module
@@ -102,3 +103,44 @@ def test_a_refused_job_without_keys_calls_for_no_look_at_keys(claims: Claims, en
     enqueue("odd")
     plain(claims, "odd")
     assert claims.keyed_apart(["keyed"], 1, "") == ([], None)
+
+
+def test_what_was_claimed_before_an_outage_starts(claims: Claims, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a search around a row: it runs in the database, and left out it would stall when its lease ends."""
+    real = store.claim
+    lost = OperationalError("", {}, ConnectionError("gone"), connection_invalidated=True)
+    refused = DataError("", {}, ValueError("one of them"))
+    ends: list[Exception | None] = [refused, None, lost, lost]
+
+    def claim(*args: Any, **options: Any) -> Any:
+        end = ends.pop(0)
+        if end is not None:
+            raise end
+        return real(*args, **options)
+
+    monkeypatch.setattr(store, "claim", claim)
+    assert len(claims.plain_apart([("plain", 0, 4)])) == 2, "the first half"
+    with pytest.raises(OperationalError):
+        claims.plain_apart([("plain", 0, 4)])
+    assert not ends
+
+
+def test_those_that_are_tried_again_take_no_more_than_half(
+    claims: Claims, enqueue: Any, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each may wait for a lock, before the others are tried at all."""
+    sql(REFUSE)
+    odd = {enqueue("odd") for _ in range(6)}
+    tried: list[str] = []
+    real = store.claim
+
+    def claim(*args: Any, candidate_ids: Any, **options: Any) -> Any:
+        tried.extend(candidate_ids)
+        return real(*args, candidate_ids=candidate_ids, **options)
+
+    monkeypatch.setattr(store, "claim", claim)
+    while not odd <= {*tried}:
+        plain(claims, "odd")
+    tried.clear()
+    assert claims.plain_apart([("odd", 0, 2), ("plain", 0, 2)])
+    assert len(odd & {*tried}) == 2
