@@ -162,10 +162,14 @@ def test_keys_that_were_written_by_hand(any_conn: sa.Connection, queue: Queue, k
     assert set(holds(any_conn)) == set(got[0].mutex_keys or ())
 
 
-def test_of_two_that_share_a_key_without_a_place_the_older_starts(any_conn: sa.Connection, queue: Queue) -> None:
-    """Nobody is ahead in a line that is empty, and one gets a part of its keys: it is put back."""
-    first = add(any_conn, queue, mutex_keys=["k", "z"])
-    second = add(any_conn, queue, mutex_keys=["a", "k"])
+@pytest.mark.parametrize("names", ["nn", "mn", "nm"])
+def test_of_two_that_share_a_key_without_a_place_the_older_starts(
+    any_conn: sa.Connection, queue: Queue, names: str
+) -> None:
+    """Nobody is ahead in a line that is empty, and one gets a part of its keys: it is put back. Those of one name are
+    told apart in their window, those of two when they take the key."""
+    first = add(any_conn, queue, names[0], mutex_keys=["k", "z"])
+    second = add(any_conn, queue, names[1], mutex_keys=["a", "k"])
     run(any_conn, "DELETE FROM sqlane_waits")
     assert ids_of(claim_keyed(any_conn, queue)) == [first]
     assert set(holds(any_conn)) == {"k", "z"}
@@ -177,6 +181,16 @@ def test_places_left_over_in_a_line_block_nobody(any_conn: sa.Connection, queue:
     id = add(any_conn, queue, mutex_keys=["k"])
     run(any_conn, "DELETE FROM sqlane_jobs WHERE id = :id", id=gone)
     assert ids_of(claim_heads(any_conn, queue, "k")) == [id]
+
+
+def test_a_head_at_an_old_place_waits_for_who_is_ahead_of_its_own(any_conn: sa.Connection, queue: Queue) -> None:
+    """Moved by hand: it is first where it was, and second where it is."""
+    moved, ahead = add_many(any_conn, queue, 2, mutex_keys=["k"])
+    age(any_conn, moved, 60)
+    age(any_conn, ahead, 30)
+    run(any_conn, "UPDATE sqlane_jobs SET run_at = run_at + interval '50 s' WHERE id = :id", id=moved)
+    assert claim_heads(any_conn, queue, "k") == []
+    assert ids_of(claim_keyed(any_conn, queue)) == [ahead]
 
 
 def test_a_large_payload_is_left_for_later(any_conn: sa.Connection, queue: Queue) -> None:
