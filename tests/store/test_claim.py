@@ -156,3 +156,21 @@ def test_many_jobs_with_many_keys(conn: sa.Connection, queue: Queue) -> None:
     ids = [add(conn, queue, mutex_keys=[f"{i}-{j}" for j in range(100)]) for i in range(20)]
     assert ids_of(claim(conn, queue, *ids)) == ids
     assert len(holds(conn)) == 2000
+
+
+def test_two_that_are_picked_with_a_key_in_common(any_conn: sa.Connection, queue: Queue) -> None:
+    """Whatever `pick` returns: the first one starts."""
+    first = add(any_conn, queue, mutex_keys=["a", "k"])
+    second = add(any_conn, queue, mutex_keys=["k", "z"])
+    assert ids_of(claim(any_conn, queue, first, second, pick=lambda rows, busy: rows)) == [first]
+    assert set(holds(any_conn)) == {"a", "k"}
+    assert status(any_conn, second) == "pending"
+
+
+def test_what_is_put_back_is_of_this_claim_alone(any_conn: sa.Connection, queue: Queue) -> None:
+    """The linger of its own earlier run, whose handler may still be at work, stays."""
+    job = running(any_conn, queue, mutex_keys=["a", "b"])
+    store.release(any_conn, queue.tables, job=job, linger=60)
+    run(any_conn, "DELETE FROM sqlane_mutexes WHERE mutex_key = 'a'")
+    assert claim(any_conn, queue, job.id, token="new", pick=lambda rows, busy: rows) == []
+    assert holds(any_conn) == {"b": (job.id, True)}
