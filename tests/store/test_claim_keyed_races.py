@@ -166,6 +166,21 @@ def test_a_release_and_a_claim_of_the_same_keys_wait_in_one_direction(engine: sa
         assert holds(one) == {}
 
 
+def test_releases_with_different_lingers_take_all_keys_in_one_order(engine: sa.Engine, queue: Queue) -> None:
+    """Each linger is a statement of its own: keys locked one linger after the other could be waited for in a circle."""
+    jobs = committed(engine, lambda conn: [running(conn, queue, mutex_keys=[key]) for key in "ba"])
+    releases = [store.ReleaseWrite(job.id, job.lock_token, 0.0, float(n + 1)) for n, job in enumerate(jobs)]
+    with engine.connect() as one:
+        lock = "SELECT FROM sqlane_mutexes WHERE mutex_key = '{}' FOR UPDATE"
+        one.exec_driver_sql(lock.format("a"))
+        with rival(engine, lambda conn: store.release_many(conn, queue.tables, releases=releases)) as result:
+            one.exec_driver_sql("SET LOCAL lock_timeout = '5s'")
+            one.exec_driver_sql(lock.format("b"))
+            one.rollback()
+        assert sorted(result.result()) == sorted(job.id for job in jobs)
+        assert {key for key, (_, lingers) in holds(one).items() if lingers} == {"a", "b"}
+
+
 def test_a_hold_that_was_taken_over_while_the_free_waited_stays(engine: sa.Engine, queue: Queue) -> None:
     """A late finish: its linger ended, and another took the key in this very moment."""
 
