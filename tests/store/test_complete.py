@@ -16,6 +16,7 @@ def complete(conn: sa.Connection, queue: Queue, *jobs: store.claim) -> list[str]
 def test_a_completed_job(any_conn: sa.Connection, queue: Queue) -> None:
     queue.define("n", completed_retention=100, mutex_keys=["a", "b"])
     job = running(any_conn, queue, "n", {"a": 1})
+    assert store.mark_timed_out(any_conn, queue.tables, jobs=[job]) == [job.id]
     assert complete(any_conn, queue, job) == [job.id]
     row = job_row(any_conn, job.id)
     assert (row["status"], row["attempts"]) == ("completed", 1)
