@@ -172,6 +172,17 @@ def test_an_outage_is_no_reason_to_lose_the_failure_job(any_conn: sa.Connection,
     assert job_row(any_conn, job.id)["status"] == "running"
 
 
+def test_a_lost_connection_is_no_reason_either_whatever_its_error(conn: sa.Connection, queue: Queue) -> None:
+    """Drivers have many for it, with a code or without."""
+
+    def lose(failed: FailedJob) -> NewJob:
+        raise sa.exc.DatabaseError("refused", {}, Exception("gone"), connection_invalidated=True)
+
+    job = failing(conn, queue)
+    with pytest.raises(sa.exc.DatabaseError, match="gone"):
+        fail(conn, queue, job, lose)
+
+
 def test_a_lost_connection_is_raised(engine: sa.Engine, queue: Queue) -> None:
     def end_session(failed: FailedJob) -> NewJob:
         with engine.connect() as other:
