@@ -105,6 +105,16 @@ def test_nobody_elses_session_is_ended(engine: sa.Engine) -> None:
             two.execute(sa.text("SELECT 1"))
 
 
+def test_nor_is_one_in_another_database(engine: sa.Engine) -> None:
+    elsewhere = sa.create_engine(engine.url.set(database="postgres"), poolclass=sa.NullPool)
+    with engine.connect() as one, elsewhere.connect() as two:
+        pid, port = two.execute(
+            sa.text("SELECT pid, client_port FROM pg_stat_activity WHERE pid = pg_backend_pid()")
+        ).one()
+        assert not store.end_session(one, pid=pid, port=port, age=0)
+        assert two.scalar(sa.text("SELECT 1")) == 1
+
+
 def test_databases_share_what_was_left(connector: Connector) -> None:
     assert isinstance(connector.database(), Database)
     connector._left.append(Session(0, 0, 0.0))
