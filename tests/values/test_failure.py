@@ -43,8 +43,11 @@ def describe(exc: BaseException, **options: Any) -> dict[str, Any]:
 
 
 class Mute(Exception):
+    def __init__(self, why: type[BaseException] = RuntimeError) -> None:
+        self.why = why
+
     def __str__(self) -> str:
-        raise RuntimeError("no")
+        raise self.why("no")
 
 
 def test_an_error() -> None:
@@ -182,6 +185,14 @@ def test_broken_frames_do_not_hide_the_error(monkeypatch: pytest.MonkeyPatch) ->
     error = describe(caught(ValueError("x")))
     assert error["message"] == "x"
     assert "no traceback" in error["traceback"] or sys.version_info >= (3, 13)
+
+
+@pytest.mark.parametrize("why", [RuntimeError, SystemExit, KeyboardInterrupt])
+def test_whatever_a_message_raises_the_error_is_described(why: type[BaseException]) -> None:
+    error = describe(caught(Mute(why)))
+    assert error["type"].endswith("Mute")
+    assert error["message"] == f"(no message: str() of the exception raised {why.__name__})"
+    assert "in caught" in error["traceback"]
 
 
 def test_plain_errors_have_the_same_shape() -> None:
