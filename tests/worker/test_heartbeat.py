@@ -62,6 +62,14 @@ def test_a_job_that_another_worker_has_is_lost(heartbeat: Heartbeat, running: Ru
     assert running.cancelled == LEASE_LOST
 
 
+def test_one_that_is_lost_is_renewed_no_more(heartbeat: Heartbeat, running: RunningJob, sql: Any) -> None:
+    """Nothing of it will be written: another worker is to take it over, however long its handler goes on."""
+    before = sql("SELECT locked_until FROM sqlane_jobs")
+    running.cancel(LEASE_LOST)
+    heartbeat.renew()
+    assert sql("SELECT locked_until FROM sqlane_jobs") == before
+
+
 @pytest.mark.parametrize("state", ["ended", "completing"])
 def test_one_that_ends_in_this_moment_is_not(heartbeat: Heartbeat, running: RunningJob, sql: Any, state: str) -> None:
     """Its own write has cleared the token, and the loop has not heard of it yet."""
