@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.exc import DataError, OperationalError
+from sqlalchemy.exc import DataError, DBAPIError, OperationalError
 
 from sqlane_sa import Queue, store
 from sqlane_sa.worker import claims as claims_module
 from sqlane_sa.worker.claims import Claims
 from sqlane_sa.worker.database import Connector
 from sqlane_sa.worker.deadlines import Deadlines
+from tests.worker.clock import Clock
 
 REFUSE = """
 CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
@@ -97,6 +98,15 @@ def test_what_is_not_found_for_long_is_forgotten_by_any_look(
     assert not claims.apart
 
 
+def test_a_refused_job_with_keys_is_looked_for_when_it_is_tried_again(claims: Claims, enqueue: Any, sql: Any) -> None:
+    """No wake-up tells that its time has come."""
+    sql(REFUSE.replace("'odd'", "'keyed'"))
+    enqueue("keyed")
+    claimed, next_ms = claims.keyed_apart(["keyed"], 1, "")
+    assert not claimed
+    assert next_ms is not None
+
+
 def test_a_refused_job_without_keys_calls_for_no_look_at_keys(claims: Claims, enqueue: Any, sql: Any) -> None:
     """When it is tried again is none of theirs: they would look all the time."""
     sql(REFUSE)
@@ -123,6 +133,40 @@ def test_what_was_claimed_before_an_outage_starts(claims: Claims, monkeypatch: p
     with pytest.raises(OperationalError):
         claims.plain_apart([("plain", 0, 4)])
     assert not ends
+
+
+def test_leases_count_from_the_first_claim_of_a_search(claims: Claims, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the last one, those of the first would be taken for longer than they are."""
+    clock = Clock().rules(monkeypatch, claims_module)
+    real, waits, began = store.claim, [], []
+    ends: list[Exception | None] = [DataError("", {}, ValueError("one of them")), None, None]
+
+    def claim(conn: sa.Connection, *args: Any, **options: Any) -> Any:
+        waits.append(conn.exec_driver_sql("SHOW lock_timeout").scalar_one())
+        began.append(clock.now)
+        clock.now += 0.1
+        end = ends.pop(0)
+        if end is not None:
+            raise end
+        return real(conn, *args, **options)
+
+    monkeypatch.setattr(store, "claim", claim)
+    assert len(claims.plain_apart([("plain", 0, 4)])) == 4
+    assert claims.since == began[1]
+    assert waits == ["50ms"] * 3, "each waits for a lock for a moment only"
+
+
+def test_very_many_that_cannot_be_claimed_are_no_matter_of_rows(
+    claims: Claims, enqueue: Any, sql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims_module, "MAX_ASIDE", 2)
+    sql(REFUSE)
+    for _ in range(4):
+        enqueue("odd")
+    with pytest.raises(DBAPIError, match="not this one"):
+        for _ in range(4):
+            plain(claims, "odd")
+    assert len(claims._aside) == 2
 
 
 def test_those_that_are_tried_again_take_no_more_than_half(
