@@ -106,3 +106,21 @@ def test_a_batch_is_halved_at_a_statement_timeout_and_grows_again(
     sweeper.run_once()
     sweeper._repeat(at_most)
     assert limits[4:] == [500, 250]
+
+
+def test_lines_are_swept_on_from_where_the_last_round_ended(sweeper: Sweeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the start each time, what is past the first thousand places would stay for ever; and so would sleepers."""
+    began: list[str] = []
+    sleepers: list[Any] = []
+    ends = iter(["k", "x", ""])
+
+    def sweep(*_: Any, after_key: str, **__: Any) -> store.WaitsSweep:
+        began.append(after_key)
+        return store.WaitsSweep(0, next(ends))
+
+    monkeypatch.setattr(store, "sweep_waits", sweep)
+    monkeypatch.setattr(store, "sweep_sleepers", lambda *where: sleepers.append(where))
+    for _ in range(3):
+        sweeper._sweep_lines()
+    assert (began, sweeper._after_key) == (["", "k", "x"], "")
+    assert len(sleepers) == 3
