@@ -147,3 +147,15 @@ def test_a_walk_is_made_once_a_second_while_there_are_lines_enough(
     played.walked = [FreeLines(["x"], "x")]
     claim(keyed, 3, looking=True)
     assert not played.walked, "too few lines: it walks at once"
+
+
+def test_a_walk_goes_once_around(keyed: KeyedClaims, played: Played, clock: Clock) -> None:
+    """On from where the last one ended, and then from the start."""
+    keyed.lines.after_key = "m"
+    played.free = {"a"}
+    played.walked = [FreeLines([], None), FreeLines(["a"], "a")]
+    assert claim(keyed, 1, looking=True) == ["of a"]
+    played.walked = [FreeLines([], None)] * 3
+    clock.now += 2.0
+    assert claim(keyed, 1, looking=True) == []
+    assert len(played.walked) == 1
