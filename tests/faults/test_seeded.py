@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlane_sa import Backoff, JobContext, Queue, Worker
 from sqlane_sa.schema import Tables
 from sqlane_sa.statement import Statement
+from tests.faults.counts import LEFT
 from tests.faults.seeded import BUGS, Options, seeded
 from tests.model import bugs
 from tests.model.bugs import Edit
@@ -84,13 +85,44 @@ def test_a_worker_uses_what_the_bug_has_changed(
         assert on_duty <= wrong, [statement.sql for statement in on_duty - wrong]
 
 
-def test_a_worker_without_polling_does_not_look(engine: sa.Engine, queue: Queue) -> None:
+def test_a_job_whose_notification_got_lost(engine: sa.Engine, queue: Queue) -> None:
+    """A worker that polls runs it; for one that trusts LISTEN, the count of what is left undone finds it."""
     define(queue)
+    with Worker(engine, queue, **OPTIONS):
+        enqueue_silently(engine, queue)
+        wait_until(lambda: left_undone(engine) == [], message="the end of the job")
     with seeded("polling_removed", options := dict(OPTIONS)), Worker(engine, queue, **options) as worker:
         wait_until(lambda: worker._parts, 60)
         assert worker._parts is not None
-        looks = worker._parts.loop._looks
-        wait_until(lambda: looks.probe_at > time.monotonic() + 3600, 60, "an idle loop")
+        loop: Any = worker._parts.loop
+        wait_until(lambda: loop.asleep and next_look(loop) > 3600, 60, "a sleeping loop that will not look")
+        id_ = enqueue_silently(engine, queue)
+        turn, turns = loop.turn, []
+        loop.turn = lambda: turns.append(turn()) or turns[-1]
+        for n in range(1, 4):
+            loop._jobs.wake.set()
+            wait_until(lambda: len(turns) >= n)  # noqa: B023
+        assert left_undone(engine) == [id_]
+        assert next_look(loop) > 3600
+
+
+def enqueue_silently(engine: sa.Engine, queue: Queue) -> str:
+    """In a transaction that sees nobody asleep: what a notification that gets lost looks like."""
+    with engine.begin() as conn:
+        conn.exec_driver_sql("DELETE FROM sqlane_sleepers")
+        return queue.enqueue(conn, "plain", False).id
+
+
+def left_undone(engine: sa.Engine) -> list[str]:
+    with engine.connect() as conn:
+        return [row.id for row in conn.exec_driver_sql(LEFT.sql)]
+
+
+def next_look(loop: Any) -> float:
+    """Seconds until the loop looks for jobs, unless it is woken."""
+    now = time.monotonic()
+    at: float = min(loop._looks.next(now), loop._sleep.look_at, loop._hints.next_look(now))
+    return at - now
 
 
 @pytest.mark.parametrize("bug", BUGS)
