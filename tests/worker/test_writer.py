@@ -229,6 +229,27 @@ class _Taken(deque[Any]):
         return super().__len__() + 1
 
 
+@pytest.mark.usefixtures("few")
+def test_while_it_is_away_the_loop_writes_everything(
+    queue: Queue, engine: sa.Engine, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts again after a pause, and nothing that has gathered waits for it."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OperationalError("", {}, ConnectionError("gone"), connection_invalidated=True)
+
+    jobs = writer._jobs
+    all_held = held(writer, queue, engine, 20)
+    for job in all_held[:10]:
+        jobs.finish(job, Completed())
+    monkeypatch.setattr(store, "complete_free", fail)
+    with pytest.raises(OperationalError):
+        writer.run_once()
+    for job in all_held[10:]:
+        jobs.finish(job, Completed())
+    assert len(jobs.take_for_loop()) == 20
+
+
 def test_two_that_take_results_at_once_lose_none() -> None:
     """The loop and the writer: what one of them has in its hands must not go with the error of an empty deque."""
     jobs = RunningJobs()
