@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -25,6 +25,8 @@ from sqlane_sa import (
     Worker,
     WorkerError,
 )
+from sqlane_sa.values.job import ClaimedJob
+from sqlane_sa.worker.running import RunningJob
 from sqlane_sa.worker.signals import stop_signals
 from tests.support import wait_for_lock_wait, wait_until
 from tests.worker.conftest import SHORT
@@ -379,3 +381,21 @@ def test_a_signal_handler_of_the_application_may_stop_a_worker(
         signal.signal(signal.SIGUSR1, before)
     assert len(handled) == 2
     assert job(id_).status == "completed"
+
+
+def test_a_result_that_waits_at_the_end_of_a_shutdown_is_not_taken_back(
+    queue: Queue, work: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handler has returned, and its result is not written yet: released as well, the job might run again."""
+    queue.job("n")(lambda payload: None)
+    definition = queue.definitions["n"]
+    parts = work()._parts
+    claimed = ClaimedJob("id", "n", 0, 5, 0, 3, None, None, "t", datetime.now(UTC), 0.0, 0, datetime.now(UTC), "null")
+    ended, running = (RunningJob(claimed, definition, time.monotonic(), 60.0) for _ in range(2))
+    ended.ended = True
+    released: list[RunningJob] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(parts.jobs, "snapshot", lambda: [ended, running])
+        patch.setattr(parts.jobs, "finish", lambda job, outcome: released.append(job))
+        parts._release_running()
+    assert released == [running]
