@@ -162,6 +162,35 @@ def test_a_stop_counts_what_has_overrun_its_timeout(
     assert sql("SELECT status FROM sqlane_jobs WHERE job_name = 'sorry'") == [("pending",)]
 
 
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_an_error_of_its_own_at_a_shutdown_is_a_failed_attempt(
+    queue: Queue, work: Any, enqueue: Any, job: Read, kind: str
+) -> None:
+    """Handed back is what the shutdown has cancelled, and nothing else."""
+    started = threading.Event()
+
+    def fails(payload: Any, ctx: JobContext) -> None:
+        started.set()
+        assert ctx.cancelled.wait(60)
+        raise ValueError("its own")
+
+    async def fails_async(payload: Any) -> None:
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            raise ValueError("its own") from None
+
+    queue.job("fails", backoff=Backoff(base=3600.0))(fails if kind == "def" else fails_async)
+    id_ = enqueue("fails")
+    worker = work(shutdown_timeout=0, lease=30)
+    assert started.wait(60)
+    worker.stop()
+    ended = job(id_)
+    assert (ended.status, ended.attempts, ended.stalls) == ("pending", 1, 0)
+    assert ended.last_error is not None and ended.last_error["message"] == "its own"
+
+
 def test_all_slots_stuck_is_said_and_may_end_the_worker(
     queue: Queue, work: Any, enqueue: Any, release: threading.Event, caplog: Any
 ) -> None:
