@@ -105,6 +105,14 @@ def test_nobody_elses_session_is_ended(engine: sa.Engine) -> None:
             two.execute(sa.text("SELECT 1"))
 
 
+def test_a_connection_that_is_closed_leaves_none(connector: Connector) -> None:
+    database = connector.database()
+    with database.transaction() as conn:
+        conn.execute(sa.text("SELECT 1"))
+    database.close()
+    assert not connector._left
+
+
 def test_nor_is_one_in_another_database(engine: sa.Engine) -> None:
     elsewhere = sa.create_engine(engine.url.set(database="postgres"), poolclass=sa.NullPool)
     with engine.connect() as one, elsewhere.connect() as two:
