@@ -100,6 +100,16 @@ def test_names_with_no_room_in_their_windows_are_short(any_conn: sa.Connection, 
     assert len(claim_heads(any_conn, queue, *found.keys)) == 1
 
 
+def test_a_window_is_short_whatever_can_start_at_a_worse_priority(any_conn: sa.Connection, queue: Queue) -> None:
+    """The better one past a full window comes first, however many could start after it."""
+    running(any_conn, queue, mutex_keys=["held"], token="other")
+    add_many(any_conn, queue, 9, "n", mutex_keys=["held"])
+    add(any_conn, queue, mutex_keys=["free"])
+    worse = [add(any_conn, queue, mutex_keys=[f"worse-{i}"], priority=1) for i in range(3)]
+    jobs, short = store.claim_keyed(any_conn, queue.tables, names=["n"], limit=2, window=5, **BY)
+    assert (ids_of(jobs), short) == (worse[:2], ["n"])
+
+
 def test_free_lines_are_found_in_stretches_and_by_priority(any_conn: sa.Connection, queue: Queue) -> None:
     for key, priority in (("a", 5), ("b", -5), ("c", 0), ("d", 0)):
         add(any_conn, queue, mutex_keys=[key], priority=priority)
