@@ -6,6 +6,7 @@ OWN_SESSIONS = "it ends or stops a server process as that of one connection, whi
 LENT_SESSIONS = "the worker leaves a session that is not its own as it is, with the keepalives of the pooler"
 TWO_SYNCS = "pg8000 parses and runs a statement in two messages, and outside a transaction they reach two sessions"
 PREPARES = "it has statements prepared, as nobody may behind a pooler"
+TOGETHER = "it is about what is sent together with COMMIT, where statements can be prepared"
 
 EXCEPTIONS = {
     "tests/drain/test_ends.py::test_by_a_lost_connection": OWN_SESSIONS,
@@ -23,6 +24,12 @@ EXCEPTIONS = {
     "tests/worker/test_idle_transactions.py": LISTENS,
     "tests/worker/test_key_release.py::test_a_job_that_commits_while_its_key_is_freed_starts[wake-ups]": LISTENS,
     "tests/worker/test_keys.py::test_a_job_that_waits_for_its_key_hides_no_later_ones": LISTENS,
+    "tests/worker/test_last_step.py::test_a_listener_that_deallocates": TOGETHER,
+    "tests/worker/test_last_step.py::test_a_retention_of_zero": TOGETHER,
+    "tests/worker/test_last_step.py::test_a_row_that_somebody_changes_meanwhile": TOGETHER,
+    "tests/worker/test_last_step.py::test_one_round_trip": TOGETHER,
+    "tests/worker/test_last_step.py::test_sessions_after_a_failure[None]": TOGETHER,
+    "tests/worker/test_last_step.py::test_sessions_after_a_failure[rollback]": TOGETHER,
     "tests/worker/test_left_sessions.py": OWN_SESSIONS,
     "tests/worker/test_listener.py": LISTENS,
     "tests/worker/test_pick_up.py": LISTENS,
@@ -34,5 +41,6 @@ EXCEPTIONS = {
         OWN_SESSIONS
     ),
     "tests/worker/test_transactional.py::test_sessions_from_a_read_only_period_are_not_used_again": OWN_SESSIONS,
+    "tests/worker/test_transactional.py::test_what_a_transactional_job_costs": TOGETHER,
     "tests/worker/test_wakeups.py": LISTENS,
 }
