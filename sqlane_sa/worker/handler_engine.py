@@ -69,7 +69,8 @@ class HandlerEngine(OptionEngine):
 
         Raises `StatementsLostError` when what was prepared in the session is gone.
         """
-        if not (self._together and sends_together(conn)):
+        # Where the handler has rolled back, the next statement is refused, and a commit would do nothing.
+        if not (self._together and conn.in_transaction() and sends_together(conn)):
             return bool(store.complete(conn, tables, jobs=[job], idle_limit=idle_limit))
 
         try:

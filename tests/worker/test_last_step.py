@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
 from sqlane_sa import Job, JobContext, Queue, Worker
 from sqlane_sa.store import drivers, last_step
@@ -188,6 +189,23 @@ def test_a_listener_that_deallocates(
     assert completed(sql)
     assert "its session has lost its prepared statements" in caplog.text
     assert [n for n in exchanges if n > 1] == [3, 4]
+
+
+@pytest.mark.parametrize("by", ["connection", "session"])
+def test_a_handler_that_rolls_back(queue: Queue, run: Any, enqueue: Any, job: Read, sql: Sql, by: str) -> None:
+    """The attempt has failed, and says so: there is no transaction to complete the job in."""
+    sql("CREATE TABLE effects (n int)")
+
+    @queue.job("n", transactional=True, max_attempts=1)
+    def handler(payload: Any, ctx: JobContext) -> None:
+        on = ctx.connection if by == "connection" else Session(ctx.connection)
+        on.execute(sa.text("INSERT INTO effects VALUES (1)"))
+        on.rollback()
+
+    id_ = enqueue("n")
+    run()
+    assert (job(id_).status, (job(id_).last_error or {})["type"]) == ("failed", "sqlalchemy.exc.InvalidRequestError")
+    assert sql("SELECT count(*) FROM effects") == [(0,)]
 
 
 def test_a_plan_of_when_the_table_was_small(queue: Queue, engine: sa.Engine, enqueue: Any) -> None:
