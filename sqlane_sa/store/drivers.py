@@ -93,12 +93,15 @@ def commits_after(conn: Connection, parts: Sequence[Part]) -> Iterator[None]:
     def commit() -> None:
         try:
             error = _prepare(raw, dbapi.pq, info, parts) or _exchange(raw, dbapi.pq, _calls(raw, dbapi.pq, parts))
-        finally:
-            if raw.pgconn.pipeline_status:
-                raw.close()  # left within an exchange: nobody knows what of the answers was read
+            if error is not None:
+                info.pop(PREPARED, None)
+                raw.rollback()  # nobody else would: after its commit SQLAlchemy takes the transaction for ended
+        except BaseException:
+            # Nobody knows what of the answers was read; and as it is, a pool that resets nothing would hand the
+            # transaction to the next job, which commits it.
+            raw.close()
+            raise
         if error is not None:
-            info.pop(PREPARED, None)
-            raw.rollback()  # nobody else would: after its commit SQLAlchemy takes the transaction for ended
             raise dbapi.errors.error_from_result(error, raw.info.encoding)
 
     # In the place where SQLAlchemy calls it: after all listeners, which may refuse, and with its own way of errors.

@@ -208,6 +208,33 @@ def test_a_handler_that_rolls_back(queue: Queue, run: Any, enqueue: Any, job: Re
     assert sql("SELECT count(*) FROM effects") == [(0,)]
 
 
+@pytest.mark.parametrize("reset", ["rollback", None])
+def test_an_exception_before_anything_is_sent(
+    queue: Queue, application: Listen, enqueue: Any, sql: Sql, monkeypatch: pytest.MonkeyPatch, reset: str | None
+) -> None:
+    """What the handler wrote is not left to the next job's commit."""
+    sql("CREATE TABLE effects (id text)")
+    calls = drivers._calls
+    thrown: list[ValueError] = []
+
+    def throw_once(*arguments: Any) -> Any:
+        if not thrown:
+            thrown.append(ValueError("thrown into the thread"))
+            raise thrown[0]
+        return calls(*arguments)
+
+    monkeypatch.setattr(drivers, "_calls", throw_once)
+
+    @queue.job("n", transactional=True, max_attempts=1)
+    def handler(payload: Any, ctx: JobContext) -> None:
+        ctx.connection.execute(sa.text("INSERT INTO effects VALUES (:id)"), {"id": ctx.id})
+
+    failed, good = enqueue("n"), enqueue("n")
+    Worker(application(pool_reset_on_return=reset), queue, **SHORT | {"concurrency": 1}).run_until_idle()
+    assert sql("SELECT id, status FROM sqlane_jobs ORDER BY id") == [(failed, "failed"), (good, "completed")]
+    assert sql("SELECT id FROM effects") == [(good,)]
+
+
 def test_a_plan_of_when_the_table_was_small(queue: Queue, engine: sa.Engine, enqueue: Any) -> None:
     """It would scan the table for as long as the session lasts."""
     queue.define("n")
