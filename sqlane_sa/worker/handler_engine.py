@@ -26,6 +26,9 @@ USED = "sqlane_used"
 TRUSTED = 1.0
 """Seconds for which a connection that was in use is not tried before the next."""
 
+DEALLOCATING = ("ROLLBACK", "DROP", "ALTER", "DISCARD", "DEALLOCATE")
+"""What the server calls statements after which psycopg may deallocate all that is prepared in the session, as that of a
+savepoint's rollback; and those that do so themselves."""
 
 _NOT_PREPARED = ("26000", "42P05")
 """SQLSTATE: no such statement, or one of that name already."""
@@ -52,7 +55,8 @@ class HandlerEngine(OptionEngine):
         self._on_commit: dict[Connection, Callable[[Connection], None]] = {}
         # Once, and not for each job on its connection: SQLAlchemy builds classes of listeners then.
         event.listen(self, "commit", self._commits)
-        event.listen(self, "rollback", _rolls_back)
+        event.listen(self, "rollback", _forget_prepared)
+        event.listen(self, "after_cursor_execute", _after_statement)
 
     @contextmanager
     def on_commit(self, conn: Connection, function: Callable[[Connection], None]) -> Iterator[None]:
@@ -87,9 +91,14 @@ class HandlerEngine(OptionEngine):
             function(conn)
 
 
-def _rolls_back(conn: Connection) -> None:
+def _forget_prepared(conn: Connection) -> None:
     if not conn.invalidated:
         conn.connection.info.pop(PREPARED, None)
+
+
+def _after_statement(conn: Connection, cursor: Any, *_: Any) -> None:
+    if (getattr(cursor, "statusmessage", None) or "").startswith(DEALLOCATING):
+        _forget_prepared(conn)
 
 
 class HandlerPool(QueuePool):

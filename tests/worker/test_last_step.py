@@ -235,6 +235,34 @@ def test_an_exception_before_anything_is_sent(
     assert sql("SELECT id FROM effects") == [(good,)]
 
 
+@pytest.mark.parametrize("what", ["savepoint", "DROP TABLE scratch"])
+def test_a_handler_after_which_psycopg_deallocates(
+    queue: Queue, application: Listen, enqueue: Any, sql: Sql, exchanges: list[int], caplog: Any, what: str
+) -> None:
+    """It is called once, and what follows is sent together again."""
+    calls: list[str] = []
+
+    @queue.job("n", transactional=True, max_attempts=1)
+    def handler(payload: str, ctx: JobContext) -> None:
+        calls.append(payload)
+        for _ in range(10):
+            ctx.connection.execute(sa.text("SELECT 1"))  # by then psycopg has prepared it
+        if payload == "savepoint":
+            with pytest.raises(sa.exc.DBAPIError), ctx.connection.begin_nested():
+                ctx.connection.execute(sa.text("SELECT 1 / 0"))
+        elif payload:
+            ctx.connection.execute(sa.text("CREATE TEMPORARY TABLE scratch ()"))
+            ctx.connection.execute(sa.text(payload))
+
+    for payload in ("", what, ""):
+        enqueue("n", payload)
+    Worker(application(), queue, **SHORT | {"concurrency": 1}).run_until_idle()
+    assert completed(sql)
+    assert calls == ["", what, ""]
+    assert len([n for n in exchanges if n > 1]) == 3
+    assert "prepared" not in caplog.text
+
+
 def test_a_plan_of_when_the_table_was_small(queue: Queue, engine: sa.Engine, enqueue: Any) -> None:
     """It would scan the table for as long as the session lasts."""
     queue.define("n")
