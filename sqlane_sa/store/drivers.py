@@ -64,7 +64,7 @@ class Part(NamedTuple):
 def sends_together(conn: Connection) -> bool:
     """Whether `commits_after` is for this transaction. Not where nothing may be prepared, as behind a pooler; nor where
     the next statement is about to be refused, or to wait for something else: those errors are the driver's."""
-    if conn.dialect.driver != "psycopg":
+    if conn.dialect.driver != "psycopg" or conn.connection.is_detached:
         return False
     raw: Any = conn.connection.driver_connection
     dbapi: Any = conn.dialect.loaded_dbapi

@@ -263,6 +263,21 @@ def test_a_handler_after_which_psycopg_deallocates(
     assert "prepared" not in caplog.text
 
 
+def test_a_handler_that_detaches_its_connection(queue: Queue, run: Any, enqueue: Any, sql: Sql) -> None:
+    """It commits and completes as ever."""
+    sql("CREATE TABLE effects (n int)")
+
+    @queue.job("n", transactional=True, max_attempts=1)
+    def handler(payload: Any, ctx: JobContext) -> None:
+        ctx.connection.execute(sa.text("INSERT INTO effects VALUES (1)"))
+        ctx.connection.detach()
+
+    enqueue("n")
+    run()
+    assert completed(sql)
+    assert sql("SELECT count(*) FROM effects") == [(1,)]
+
+
 def test_a_plan_of_when_the_table_was_small(queue: Queue, engine: sa.Engine, enqueue: Any) -> None:
     """It would scan the table for as long as the session lasts."""
     queue.define("n")
