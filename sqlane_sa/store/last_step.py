@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from sqlalchemy import Connection
 from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlalchemy.exc import DBAPIError
@@ -78,11 +80,19 @@ def complete_and_commit(conn: Connection, tables: Tables, *, job: ClaimedJob, id
     return True
 
 
+_PERCENT = re.compile(r"%%|%\((\w+)\)s")
+
+
 def _part(name: str, statement: Statement, tables: Tables, **values: str | None) -> Part:
     key = (statement, "numbered")
     ready: tuple[str, tuple[str, ...]] | None = tables.rendered.get(key)
     if ready is None:
-        compiled = statement.on(tables).compile(dialect=PGDialect(paramstyle="numeric_dollar"))  # type: ignore[no-untyped-call]
-        ready = tables.rendered[key] = (str(compiled), tuple(compiled.positiontup or ()))
+        # Not "numeric_dollar", which takes a prefix such as "%(id)s" for a parameter: here its percent sign is doubled.
+        compiled = statement.on(tables).compile(dialect=PGDialect(paramstyle="pyformat"))  # type: ignore[no-untyped-call]
+        places: dict[str, str] = {}
+        sql = _PERCENT.sub(
+            lambda found: places.setdefault(found[1], f"${len(places) + 1}") if found[1] else "%", str(compiled)
+        )
+        ready = tables.rendered[key] = (sql, tuple(places))
     sql, order = ready
     return Part(name, sql, [values[name] for name in order])

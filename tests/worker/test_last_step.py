@@ -10,9 +10,9 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlane_sa import Job, JobContext, Queue, Worker
+from sqlane_sa import Job, JobContext, Queue, Worker, migrations
 from sqlane_sa.store import drivers, last_step
-from tests.support import wait_until
+from tests.support import PARAMETER_LIKE, wait_until
 from tests.worker.conftest import SHORT
 
 Read = Callable[[str], Job]
@@ -276,6 +276,18 @@ def test_a_handler_that_detaches_its_connection(queue: Queue, run: Any, enqueue:
     run()
     assert completed(sql)
     assert sql("SELECT count(*) FROM effects") == [(1,)]
+
+
+def test_a_prefix_that_looks_like_a_parameter(engine: sa.Engine) -> None:
+    queue = Queue(prefix=PARAMETER_LIKE.replace("(a)", "(id)"))
+    migrations.apply(engine, queue)
+    queue.job("n", transactional=True, max_attempts=1)(lambda payload: None)
+    with engine.begin() as conn:
+        id_ = queue.enqueue(conn, "n").id
+    Worker(engine, queue, **SHORT).run_until_idle()
+    with engine.connect() as conn:
+        found = queue.get(conn, id_)
+    assert found is not None and found.status == "completed"
 
 
 def test_a_plan_of_when_the_table_was_small(queue: Queue, engine: sa.Engine, enqueue: Any) -> None:
