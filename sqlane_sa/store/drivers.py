@@ -76,6 +76,7 @@ def sends_together(conn: Connection) -> bool:
         and raw.deferrable is None
         and raw.pgconn.transaction_status in (states.IDLE, states.INTRANS)
         and dbapi.Pipeline.is_supported()
+        and getattr(raw.commit, "__func__", None) is dbapi.Connection.commit  # not the application's, to be called
     )
 
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -288,6 +289,32 @@ def test_a_prefix_that_looks_like_a_parameter(engine: sa.Engine) -> None:
     with engine.connect() as conn:
         found = queue.get(conn, id_)
     assert found is not None and found.status == "completed"
+
+
+class Counting(psycopg.Connection[Any]):
+    """Whose commit does more."""
+
+    commits = 0
+
+    def commit(self) -> None:
+        super().commit()
+        if threading.current_thread().name.startswith("sqlane-handler"):
+            Counting.commits += 1
+
+
+def test_a_connection_with_a_commit_of_its_own(
+    queue: Queue, application: Listen, database_url: str, enqueue: Any, sql: Sql, exchanges: list[int]
+) -> None:
+    """It is called."""
+    url = sa.make_url(database_url).set(drivername="postgresql").render_as_string(hide_password=False)
+    on = application(creator=lambda: Counting.connect(url))
+    queue.job("idle", transactional=True)(lambda payload, ctx: ctx.connection.execute(sa.text("SELECT 1")) and None)
+    enqueue("idle")
+    Counting.commits = 0
+    Worker(on, queue, **SHORT).run_until_idle()
+    assert completed(sql)
+    assert Counting.commits > 0
+    assert exchanges == []
 
 
 def test_a_plan_of_when_the_table_was_small(queue: Queue, engine: sa.Engine, enqueue: Any) -> None:
