@@ -21,6 +21,7 @@ from sqlane_sa.values.errors import SqlaneError
 from sqlane_sa.values.job import ClaimedJob
 from sqlane_sa.worker.database import Connector, last_moment
 from sqlane_sa.worker.driver import has_arrived
+from sqlane_sa.worker.service import first_line
 
 USED = "sqlane_used"
 TRUSTED = 1.0
@@ -82,7 +83,7 @@ class HandlerEngine(OptionEngine):
         except DBAPIError as error:
             if sqlstate(error) in _NOT_PREPARED:
                 self._together = False  # a listener of the application's takes them away, and would do so again
-                raise StatementsLostError from error
+                raise StatementsLostError(first_line(error)) from error
             raise
 
     def _commits(self, conn: Connection) -> None:
