@@ -222,7 +222,11 @@ class Loop:
             return []
         began = time.monotonic()
         with self._claims.followed(), self._database.statement() as conn:
-            turn = self._claims.turn(conn, [job for job, _ in results], shares, self._looks.low_water_marks())
+            marks = self._looks.low_water_marks()
+            if results or marks:
+                turn = self._claims.turn(conn, [job for job, _ in results], shares, marks)
+            else:  # as after a wake-up, where each tenth of a millisecond counts
+                turn = store.Turn([], self._claims.plain(conn, shares))
         if turn.skipped:
             skipped = set(turn.skipped)
             self._results.passed_over([result for result in results if result[0].id in skipped], began)
@@ -351,6 +355,9 @@ class Loop:
         self._jobs.add(*starting)
         if self.claiming:
             self._handlers.submit(starting)
+            if self._supposed:
+                # Let the handler's thread have the interpreter: it would get it when this one has nothing more to do.
+                time.sleep(0)
         else:  # the stop came while the claim was on its way
             for job in starting:
                 self._jobs.finish(job, Released(None))
