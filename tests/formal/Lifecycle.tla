@@ -249,7 +249,7 @@ FairSpec ==
 \* Upheld by: sqlane_sa/store/claim.py START; sqlane_sa/store/finish.py COMPLETE, COMPLETE_AND_END, RETRY, RELEASE,
 \* STALL; sqlane_sa/store/failure.py FAIL; sqlane_sa/store/turn.py COMPLETE_AND_CLAIM, COMPLETE_FREE;
 \* sqlane_sa/store/claim.py CLAIM_PLAIN; sqlane_sa/store/claim_keyed.py CLAIM_IN_WINDOW, CLAIM_HEADS;
-\* sqlane_sa/store/complete_keyed.py COMPLETE_KEYED
+\* sqlane_sa/store/complete_keyed.py COMPLETE_KEYED; sqlane_sa/store/last_step.py COMPLETE_ONE
 NothingLost ==
     \A j \in Jobs :
         /\ jobs[j].st \in {"pending", "running"} \cup Terminal

@@ -106,6 +106,8 @@ def test_every_statement_runs_on_the_tables_of_the_next_revision(empty: sa.Engin
             usage.work(conn, queue)
             usage.insert_many(conn, queue)
             usage.look(conn, queue)
+        with empty.connect() as conn:
+            usage.complete_and_commit(conn, queue)
     assert {name for name, statement in STATEMENTS.items() if statement not in queue.tables.rendered} == set()
 
 

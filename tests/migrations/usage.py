@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from sqlane_sa import Queue, Worker, store
 from sqlane_sa.store.candidates import WALKED
 from sqlane_sa.store.claim import PUT_BACK
+from sqlane_sa.store.last_step import complete_and_commit as complete_last
 from sqlane_sa.values.ids import new_id
 from sqlane_sa.values.job import ClaimedJob
 
@@ -36,6 +37,13 @@ def insert(conn: sa.Connection, queue: Queue, name: str = "n", **options: Any) -
         queue.define("kept")
     job = queue.new(name, {"any": "payload"}, **options)
     return store.insert_jobs(conn, queue.tables, jobs=[job])[0].id
+
+
+def complete_and_commit(conn: sa.Connection, queue: Queue) -> None:
+    """What ends the transaction of a handler; this one has keys to free."""
+    insert(conn, queue)
+    [job] = store.claim_plain(conn, queue.tables, lanes=[("n", 0, 1)], lock_token=new_id(), locked_by="w", lease=LEASE)
+    assert complete_last(conn, queue.tables, job=job._replace(mutex_keys=["k"]), idle_limit=LEASE)
 
 
 def insert_many(conn: sa.Connection, queue: Queue) -> None:

@@ -14,6 +14,9 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
     def rules(self, monkeypatch: pytest.MonkeyPatch, *modules: object) -> Clock:
         for module in modules:
             monkeypatch.setattr(module, "time", self)
