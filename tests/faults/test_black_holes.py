@@ -75,9 +75,11 @@ def test_a_half_open_listener(
 ) -> None:
     """B34: its ping is not answered, it connects anew, and the worker is woken: long before the next poll in 60 s."""
     queue.job("quick")(lambda payload: None)
-    with Worker(through, queue, **(SHORT | {"lease": 60.0, "poll_interval": 60.0})):  # type: ignore[arg-type]
+    with Worker(through, queue, **(SHORT | {"lease": 60.0, "poll_interval": 60.0})) as worker:  # type: ignore[arg-type]
         first = enqueue("quick")
         wait_until(lambda: job(first).status == "completed")
+        # It has been tested by now: one that never hears anything is a pooler's, and not tried again.
+        wait_until(lambda: worker._parts is not None and worker._parts.loop.ear.file is not None)
         deaf = proxy.find("LISTEN")
         deaf.black_hole()
         meanwhile = enqueue("quick")

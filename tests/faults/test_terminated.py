@@ -37,7 +37,7 @@ def test_each_backend_is_terminated(load: StartLoad, database_url: str) -> None:
     assert counts.faults == {}
     assert terminated >= 5, "the loop, the heartbeat, the sweeper, the listener, and those of handlers"
     [log] = under.logs
-    # The heartbeat's too, where it has had a beat with jobs to renew: only then it has a connection.
-    for part in ("loop", "sweeper"):
-        assert f"{part}: works again" in log, log
+    # The heartbeat's too, where it has had a beat with jobs to renew: only then it has a connection. The loop says
+    # nothing of one that it lost after a claim: those jobs start, and the next turn has a new one.
+    assert "sweeper: works again" in log, log
     assert "listener: ConnectionError" in log
