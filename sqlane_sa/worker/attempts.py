@@ -18,7 +18,8 @@ log = logging.getLogger("sqlane_sa.worker")
 
 
 class NotBegunError(SqlaneError):
-    """The database did not answer: no fault of the job, whose handler was not called."""
+    """The database did not answer, or the session was spoilt: no fault of the job. Its handler was not called, or its
+    transaction is rolled back."""
 
 
 def outcome_of(job: RunningJob, error: BaseException) -> Outcome:
