@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from sqlane_sa import Backoff, Discard, JobContext, Queue, Snooze, Worker, store
-from sqlane_sa.worker import running
+from sqlane_sa.worker import handler_engine, running
 from sqlane_sa.worker.database import Database
 from sqlane_sa.worker.running import RunningJobs
 from tests.faults.fleet import Fleet
@@ -38,7 +38,13 @@ OPERATIONS = (
 MOMENTS = ("before", "written", "committed")
 TRANSACTIONS = ("complete", "retry_many", "release_many", "fail", "renew_leases", "recover_stale_many")
 """Operations in whose transactions a worker can be paused, with rows locked."""
-STEPS = ("handler start", "handler end", *(f"{operation} {moment}" for operation in OPERATIONS for moment in MOMENTS))
+STEPS = (
+    "handler start",
+    "handler end",
+    "complete_and_commit before",
+    "complete_and_commit committed",
+    *(f"{operation} {moment}" for operation in OPERATIONS for moment in MOMENTS),
+)
 
 LEDGER = """
 CREATE FUNCTION released() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
@@ -168,6 +174,8 @@ def serve(url: str, options: dict[str, Any]) -> None:
 def kill_at(operation: str, moment: str) -> None:
     if operation == "handler":
         kill_in_handler(moment)
+    elif operation == "complete_and_commit":
+        kill_at_last_step(moment)
     else:
         kill_in_store(operation, moment)
 
@@ -183,12 +191,27 @@ def kill_in_handler(moment: str) -> None:
     app.note = note_and_die
 
 
+def kill_at_last_step(moment: str) -> None:
+    call = handler_engine.complete_and_commit
+
+    def call_and_die(*arguments: Any, **options: Any) -> bool:
+        if moment == "before":
+            die()
+        completed = call(*arguments, **options)
+        die()
+        return completed
+
+    handler_engine.complete_and_commit = call_and_die
+
+
 def kill_in_store(operation: str, moment: str) -> None:
     """Die before the first call with something to do, after its statements, or after their commit."""
     call: Callable[..., Any] = getattr(store, operation)
     written = threading.Event()
     if operation == "complete_free":
         running.MANY = 1  # the writer's, which leaves less than that to the loop
+    if operation == "complete":
+        handler_engine.sends_together = lambda conn: False  # a transactional handler's, as behind a pooler
 
     def call_and_die(*arguments: Any, **options: Any) -> Any:
         if moment == "before" and any(options.get(name) for name in ("lanes", "names", "jobs", "job", "ids")):

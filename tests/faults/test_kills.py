@@ -55,6 +55,7 @@ def test_no_step_is_a_bad_one_to_die_at(fleet: Fleet) -> None:
     for step in kills.STEPS:
         ids += enqueue_mix(fleet)
         process = fleet.start(step, kill_at=step, **OPTIONS)
+        wait_until(lambda process=process: process.poll() is not None, 60, f"the end at {step}: {process.said()}")
         assert process.wait() == -signal.SIGKILL, f"{step}: {process.said()}"
         kills.check_counts(fleet, ids)
     finish(fleet, ids)
