@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from hashlib import blake2s
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
@@ -77,6 +78,7 @@ TEXTS: TypeEngine[Sequence[str]] = Array()
 INTS: TypeEngine[Sequence[int]] = Array()
 BIGS: TypeEngine[Sequence[int]] = Array()
 
+_PERCENT = re.compile(r"%%|%\((\w+)\)s")
 _TABLE = re.compile(r"\{(jobs|payloads|mutexes|waits|sleepers|version)\}")
 
 # A dialect that does not double percent signs: text() doubles them for the drivers that need it.
@@ -92,6 +94,15 @@ def qualified(name: str, tables: Tables) -> str:
     """The name of something else of the queue, such as an index, in the same form."""
     quoted = _preparer.quote(name)
     return quoted if tables.schema is None else f"{_preparer.quote_schema(tables.schema)}.{quoted}"
+
+
+class Numbered(NamedTuple):
+    """A statement as the server's own protocol has it: a name for a session to keep it under, SQL with $1 and on, and
+    the names of the values in that order."""
+
+    name: str
+    sql: str
+    order: tuple[str, ...]
 
 
 class Statement:
@@ -120,18 +131,36 @@ class Statement:
         For statements that return no rows and whose binds are strings and integers, which every driver takes as they
         are.
         """
-        dialect = conn.dialect
+        sql, order = self.driver_sql(conn.dialect, tables)
+        for value in parameters.values():
+            if isinstance(value, str) and not value.isascii():
+                value.encode()  # see Array
+        conn.exec_driver_sql(sql, parameters if order is None else tuple([parameters[name] for name in order]))
+
+    def driver_sql(self, dialect: Dialect, tables: Tables) -> tuple[str, tuple[str, ...] | None]:
+        """The SQL for a driver, and the names of its values in their order where that is what it counts by."""
         key = (self, type(dialect), dialect.paramstyle)
         ready: tuple[str, tuple[str, ...] | None] | None = tables.rendered.get(key)
         if ready is None:
             compiled = self.on(tables).compile(dialect=dialect)
             order = None if compiled.positiontup is None else tuple(compiled.positiontup)
             ready = tables.rendered[key] = (str(compiled), order)
-        sql, order = ready
-        for value in parameters.values():
-            if isinstance(value, str) and not value.isascii():
-                value.encode()  # see Array
-        conn.exec_driver_sql(sql, parameters if order is None else tuple([parameters[name] for name in order]))
+        return ready
+
+    def numbered(self, tables: Tables) -> Numbered:
+        key = (self, Numbered)
+        ready: Numbered | None = tables.rendered.get(key)
+        if ready is None:
+            # Not "numeric_dollar", which takes a prefix such as "%(id)s" for a parameter: here its percent sign is
+            # doubled.
+            compiled = self.on(tables).compile(dialect=PGDialect(paramstyle="pyformat"))  # type: ignore[no-untyped-call]
+            places: dict[str, str] = {}
+            sql = _PERCENT.sub(
+                lambda found: places.setdefault(found[1], f"${len(places) + 1}") if found[1] else "%", str(compiled)
+            )
+            digest = blake2s(sql.encode(), digest_size=8).hexdigest()
+            ready = tables.rendered[key] = Numbered(f"sqlane_{digest}", sql, tuple(places))
+        return ready
 
     def _render(self, tables: Tables) -> TextClause | TextualSelect:
         def name(found: re.Match[str]) -> str:

@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 
 from sqlane_sa.schema import Tables
 from sqlane_sa.statement import BIG, INT, SMALL, TEXT, Statement, Types, array_literal
+from sqlane_sa.store.together import begins_together, with_begin
 from sqlane_sa.values.ids import new_id
 from sqlane_sa.values.job import NewJob
 
@@ -72,10 +73,19 @@ def insert_one(conn: Connection, tables: Tables, job: NewJob) -> str:
     parameters = {"id": id_, "payload": job.payload, "channel": tables.channel, **options_of(job)}
     if job.mutex_keys or job.run_at is not None:
         keys = array_literal(dict.fromkeys(job.mutex_keys)) if job.mutex_keys else None
-        INSERT_ONE_SPECIAL.write(conn, tables, {**parameters, "run_at": utc(job.run_at), "mutex_keys": keys})
+        _write(conn, tables, INSERT_ONE_SPECIAL, {**parameters, "run_at": utc(job.run_at), "mutex_keys": keys})
     else:
-        INSERT_ONE.write(conn, tables, parameters)
+        _write(conn, tables, INSERT_ONE, parameters)
     return id_
+
+
+def _write(conn: Connection, tables: Tables, statement: Statement, parameters: dict[str, Any]) -> None:
+    if not begins_together(conn):
+        statement.write(conn, tables, parameters)
+        return
+    sql, _ = statement.driver_sql(conn.dialect, tables)
+    with with_begin(conn, sql, parameters, statement.numbered(tables)):
+        statement.write(conn, tables, parameters)
 
 
 def options_of(job: NewJob) -> dict[str, Any]:

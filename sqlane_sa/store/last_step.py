@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
-
 from sqlalchemy import Connection
-from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlalchemy.exc import DBAPIError
 
 from sqlane_sa.schema import Tables
 from sqlane_sa.sqlstate import sqlstate
 from sqlane_sa.statement import INT, TEXT, Statement, array_literal
-from sqlane_sa.store.drivers import Part, commits_after
 from sqlane_sa.store.finish import EMPTYING, UNLOCK
 from sqlane_sa.store.locks import FREE
+from sqlane_sa.store.together import Part, commits_after
 from sqlane_sa.store.tuning import IDLE_LIMIT, idle_ms
 from sqlane_sa.values.job import ClaimedJob
 
@@ -60,16 +57,16 @@ def complete_and_commit(conn: Connection, tables: Tables, *, job: ClaimedJob, id
     """Complete a running job in the transaction of `conn` and commit that, in one round trip. False: the job does not
     run under this lock any more, and everything is rolled back.
 
-    Where `drivers.sends_together`. Raises `DBAPIError`.
+    Where `together.sends_together`. Raises `DBAPIError`.
     """
     limit = idle_ms(idle_limit)
     parts = [
-        _part("sqlane_pin", PIN, tables, idle_ms=None if limit is None else str(limit)),
-        _part("sqlane_complete", COMPLETE_ONE, tables, id=job.id, token=job.lock_token),
+        Part.of(PIN.numbered(tables), {"idle_ms": limit}),
+        Part.of(COMPLETE_ONE.numbered(tables), {"id": job.id, "token": job.lock_token}),
     ]
     if job.mutex_keys:
         held = {"ids": array_literal([job.id]), "tokens": array_literal([job.lock_token]), "channel": tables.channel}
-        parts.append(_part("sqlane_free", FREE, tables, **held))
+        parts.append(Part.of(FREE.numbered(tables), held))
     try:
         with commits_after(conn, parts):
             conn.commit()
@@ -78,21 +75,3 @@ def complete_and_commit(conn: Connection, tables: Tables, *, job: ClaimedJob, id
             return False
         raise
     return True
-
-
-_PERCENT = re.compile(r"%%|%\((\w+)\)s")
-
-
-def _part(name: str, statement: Statement, tables: Tables, **values: str | None) -> Part:
-    key = (statement, "numbered")
-    ready: tuple[str, tuple[str, ...]] | None = tables.rendered.get(key)
-    if ready is None:
-        # Not "numeric_dollar", which takes a prefix such as "%(id)s" for a parameter: here its percent sign is doubled.
-        compiled = statement.on(tables).compile(dialect=PGDialect(paramstyle="pyformat"))  # type: ignore[no-untyped-call]
-        places: dict[str, str] = {}
-        sql = _PERCENT.sub(
-            lambda found: places.setdefault(found[1], f"${len(places) + 1}") if found[1] else "%", str(compiled)
-        )
-        ready = tables.rendered[key] = (sql, tuple(places))
-    sql, order = ready
-    return Part(name, sql, [values[name] for name in order])

@@ -15,8 +15,8 @@ from sqlalchemy.pool import ConnectionPoolEntry, NullPool, Pool, QueuePool
 from sqlane_sa import store
 from sqlane_sa.schema import Tables
 from sqlane_sa.sqlstate import sqlstate
-from sqlane_sa.store.drivers import PREPARED, sends_together
 from sqlane_sa.store.last_step import complete_and_commit
+from sqlane_sa.store.together import NOT_PREPARED, PREPARED, sends_together
 from sqlane_sa.values.errors import SqlaneError
 from sqlane_sa.values.job import ClaimedJob
 from sqlane_sa.worker.database import Connector, last_moment
@@ -30,9 +30,6 @@ TRUSTED = 1.0
 DEALLOCATING = ("ROLLBACK", "DROP", "ALTER", "DISCARD", "DEALLOCATE")
 """What the server calls statements after which psycopg may deallocate all that is prepared in the session, as that of a
 savepoint's rollback; and those that do so themselves."""
-
-_NOT_PREPARED = ("26000", "42P05")
-"""SQLSTATE: no such statement, or one of that name already."""
 
 
 class StatementsLostError(SqlaneError):
@@ -81,7 +78,7 @@ class HandlerEngine(OptionEngine):
         try:
             return complete_and_commit(conn, tables, job=job, idle_limit=idle_limit)
         except DBAPIError as error:
-            if sqlstate(error) in _NOT_PREPARED:
+            if sqlstate(error) in NOT_PREPARED:
                 self._together = False  # a listener of the application's takes them away, and would do so again
                 raise StatementsLostError(first_line(error)) from error
             raise

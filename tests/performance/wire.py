@@ -62,5 +62,6 @@ class Wire(Proxy):
 
     def _count(self, message: Message) -> None:
         self._counts[message.name] += 1
-        if message.name == "Query" and (message.statement or "").split(" ", 1)[0] in CONTROL:
-            self._counts[(message.statement or "").split(" ", 1)[0]] += 1
+        word = (message.statement or "").partition(" ")[0]  # in a Parse, of what is executed once
+        if word in CONTROL:
+            self._counts[word] += 1

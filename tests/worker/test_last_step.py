@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlane_sa import Job, JobContext, Queue, Worker, migrations
-from sqlane_sa.store import drivers, last_step
+from sqlane_sa.store import last_step, together
 from tests.support import PARAMETER_LIKE, wait_until
 from tests.worker.conftest import SHORT
 
@@ -25,9 +25,9 @@ Listen = Callable[..., sa.Engine]
 def exchanges(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many statements each of them has sent."""
     sent: list[int] = []
-    exchange = drivers._exchange
+    exchange = together.exchange
     monkeypatch.setattr(
-        drivers, "_exchange", lambda raw, pq, calls: (sent.append(len(calls)), exchange(raw, pq, calls))[1]
+        together, "exchange", lambda raw, pq, calls: (sent.append(len(calls)), exchange(raw, pq, calls))[1]
     )
     return sent
 
@@ -215,7 +215,7 @@ def test_an_exception_before_anything_is_sent(
 ) -> None:
     """What the handler wrote is not left to the next job's commit."""
     sql("CREATE TABLE effects (id text)")
-    calls = drivers._calls
+    calls = together._with_commit
     thrown: list[ValueError] = []
 
     def throw_once(*arguments: Any) -> Any:
@@ -224,7 +224,7 @@ def test_an_exception_before_anything_is_sent(
             raise thrown[0]
         return calls(*arguments)
 
-    monkeypatch.setattr(drivers, "_calls", throw_once)
+    monkeypatch.setattr(together, "_with_commit", throw_once)
 
     @queue.job("n", transactional=True, max_attempts=1)
     def handler(payload: Any, ctx: JobContext) -> None:
@@ -324,19 +324,21 @@ def test_a_plan_of_when_the_table_was_small(queue: Queue, engine: sa.Engine, enq
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
         conn.execute(sa.text("ANALYZE sqlane_jobs"))
     pin, complete = (
-        last_step._part("sqlane_pin", last_step.PIN, queue.tables, idle_ms="1000"),
-        last_step._part("sqlane_complete", last_step.COMPLETE_ONE, queue.tables, id="x", token="y"),
+        together.Part.of(last_step.PIN.numbered(queue.tables), {"idle_ms": 1000}),
+        together.Part.of(last_step.COMPLETE_ONE.numbered(queue.tables), {"id": "x", "token": "y"}),
     )
     scans = sa.text("SELECT seq_scan FROM pg_stat_xact_user_tables WHERE relname = 'sqlane_jobs'")
 
-    def scanned(*parts: drivers.Part) -> int:
+    def scanned(*parts: together.Part) -> int:
         with engine.connect() as conn:
             raw: Any = conn.connection.driver_connection
             pq = engine.dialect.loaded_dbapi.pq  # type: ignore[attr-defined]
-            assert drivers._prepare(raw, pq, {}, parts) is None
+            assert together._prepare(raw, pq, {}, parts) is None
             before = conn.scalar(scans) or 0  # of earlier transactions, not sent to the statistics yet
             conn.execute(sa.text("SAVEPOINT before"))
-            assert drivers._exchange(raw, pq, drivers._calls(raw, pq, parts)[:-1]) is not None  # it is nobody's job
+            assert (
+                together.exchange(raw, pq, together._with_commit(raw, pq, parts)[:-1]) is not None
+            )  # it is nobody's job
             conn.execute(sa.text("ROLLBACK TO before"))
             return int(conn.scalar(scans) or 0) - before
 
