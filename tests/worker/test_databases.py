@@ -214,14 +214,22 @@ def nudge(worker: Any, service: Any, sql: Sql) -> None:
     sql("SELECT pg_notify(:channel, '')", channel=worker.queue.tables.channel)
 
 
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts that come round by themselves alone do so within 2 s."""
+    monkeypatch.setattr("sqlane_sa.worker.listener.PING_INTERVAL", 2.0)
+    monkeypatch.setattr("sqlane_sa.worker.deadlines.SHORTEST", 2.0)
+    monkeypatch.setattr("sqlane_sa.worker.parts.FLUSH_GRACE", 2.0)
+
+
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_that_fails_once_goes_on(
-    queue: Queue, work: Any, enqueue: Any, job: Read, sql: Sql, part: str, error: str
+    queue: Queue, work: Any, enqueue: Any, job: Read, sql: Sql, soon: None, part: str, error: str
 ) -> None:
     """B27: each thread is there after an error of its own, or of the database."""
     queue.job("quick")(lambda payload: None)
-    worker = work()
+    worker = work(lease=6)
     assert {one.name for one in worker._parts.services} == set(PARTS)
     (service,) = (one for one in worker._parts.services if one.name == part)
     original, raised = service._run_once, threading.Event()
@@ -240,12 +248,12 @@ def test_a_part_that_fails_once_goes_on(
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_that_fails_for_ever_ends_the_worker(
-    queue: Queue, work: Any, sql: Sql, monkeypatch: Any, part: str
+    queue: Queue, work: Any, sql: Sql, monkeypatch: Any, soon: None, part: str
 ) -> None:
     """B27: never alive with a dead part; the error names it."""
     monkeypatch.setattr("sqlane_sa.worker.service.LAST_BACKOFF", 0.01)
     queue.job("quick")(lambda payload: None)
-    worker = work(lease=15, shutdown_timeout=0.1)
+    worker = work(lease=6, shutdown_timeout=0.1)
     (service,) = (one for one in worker._parts.services if one.name == part)
 
     def fail() -> float:
