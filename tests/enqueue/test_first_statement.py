@@ -315,7 +315,7 @@ def test_psycopgs_own_pipeline_and_transaction(queue: Queue, application: Make) 
 
 
 def test_two_queues_on_one_connection(queue: Queue, application: Make) -> None:
-    other = Queue(prefix="%(id)s_")
+    other = Queue(prefix="%s %%_")
     other.define("n")
     on = application()
     migrations.apply(on, other)
