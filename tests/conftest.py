@@ -31,6 +31,12 @@ _NO_BYTECODE = sys.dont_write_bytecode
 sys.dont_write_bytecode = False
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: one that came last would run alone at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 def pytest_collection_finish() -> None:
     sys.dont_write_bytecode = _NO_BYTECODE
 

@@ -36,7 +36,7 @@ def broken(verdict: Verdict) -> set[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_short_run_keeps_every_promise(tmp_path: Path) -> None:
-    plan = Plan(seconds=10.0, seed=1, jobs=1500, workers=2)
+    plan = Plan(seconds=8.0, seed=1, jobs=1200, workers=2)
     verdict = run(plan, tmp_path)
     assert verdict.kept, f"{broken(verdict)}; {verdict}; again: {command(plan)}"
     history = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]

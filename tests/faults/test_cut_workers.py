@@ -12,13 +12,14 @@ import pytest
 import sqlalchemy as sa
 
 from sqlane_sa import JobContext, Queue, Worker
+from tests.faults.fleet import LONG
 from tests.faults.load_counts import OVERLAPS
 from tests.faults.load_worker import END_KEYED, START
 from tests.faults.proxy import CUT_AFTER, CUT_BEFORE, Fault, Proxy
 from tests.support import wait_until
 
-JOBS = 400
-CUTS = 40
+CUTS = 40 if LONG else 20
+JOBS = 10 * CUTS
 KEYS = 2
 SHORT = {"lease": 1.0, "sweep_interval": 0.2, "stall_delay": 0.1, "poll_interval": 0.1, "shutdown_timeout": 10.0}
 

@@ -23,8 +23,7 @@ END $$;
 CREATE TRIGGER refuse BEFORE UPDATE ON sqlane_jobs FOR EACH ROW EXECUTE FUNCTION refuse()"""
 
 
-@pytest.mark.parametrize("code", ["40001", "57014", "P0001"])
-@pytest.mark.parametrize("place", [0, 3, 7])
+@pytest.mark.parametrize(("code", "place"), [("40001", 0), ("57014", 3), ("P0001", 7)])
 def test_a_row_that_cannot_be_renewed(queue: Queue, engine: sa.Engine, code: str, place: int) -> None:
     """Wherever it is among them, and whatever it fails with: the leases of the others go on."""
     go = threading.Event()

@@ -42,7 +42,7 @@ needs_java = [
 
 
 # One of each kind, in seconds: `python -m tests.formal` checks them all, and CI runs it.
-FIRST = [RIGHT[0], BROKEN[0]]
+FIRST = [next(run for run in RIGHT if "Lease" in run.constants), BROKEN[0]]
 
 
 @pytest.mark.parametrize("run", [pytest.param(run, id=run.name, marks=needs_java) for run in FIRST])

@@ -129,10 +129,11 @@ def test_a_claim_under_way_is_handed_back(
 
 
 def test_no_time_is_a_bad_time_for_a_signal(start: Start, watch: Watch, enqueue: Enqueue) -> None:
-    """K120: after SIGTERM at random moments of a stream of jobs nothing is left running, and each job ran once."""
+    """K120: after SIGTERM at random moments of a stream of jobs nothing is left running, and each job ran once; more
+    moments are in tests/faults/test_sigterms.py."""
     chance = random.Random(1)
     ids: list[str] = []
-    for _ in range(10):
+    for _ in range(3):
         ids += [enqueue("quick") for _ in range(20)]
         process = start(concurrency=4)
         watch.wait_for(ids[-20 + chance.randrange(15)])

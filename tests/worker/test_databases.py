@@ -19,6 +19,8 @@ from sqlane_sa.worker.deadlines import UNLIMITED
 from tests.support import wait_until
 from tests.worker.conftest import SHORT
 
+pytestmark = pytest.mark.slow
+
 Read = Callable[[str], Job]
 Sql = Callable[..., list[Any]]
 

@@ -12,6 +12,8 @@ import sqlalchemy as sa
 from sqlane_sa import Job, Queue, Retry, Worker, store
 from tests.support import wait_until
 
+pytestmark = pytest.mark.slow
+
 Read = Callable[[str], Job]
 
 KINDS = {
