@@ -85,7 +85,8 @@ def commits_after(conn: Connection, parts: Sequence[Part]) -> Iterator[None]:
             error = _prepare(raw, dbapi.pq, info, parts) or exchange(raw, dbapi.pq, _with_commit(raw, dbapi.pq, parts))
             if error is not None:
                 info.pop(PREPARED, None)
-                raw.rollback()  # nobody else would: after its commit SQLAlchemy takes the transaction for ended
+                if not raw.closed:
+                    raw.rollback()  # nobody else would: after its commit SQLAlchemy takes the transaction for ended
         except BaseException:
             # Nobody knows what of the answers was read; and as it is, a pool that resets nothing would hand the
             # transaction to the next job, which commits it.
@@ -273,11 +274,20 @@ def _exchanged(session: Any, pq: Any, calls: Sequence[Call]) -> Waits:
     while session.flush():
         if (yield _READABLE | _WRITABLE) & _READABLE:
             session.consume_input()
+    return (yield from _first_error(session, pq))
+
+
+def _first_error(session: Any, pq: Any) -> Waits:
     error: Any = None
     while True:
         while session.is_busy():
             if (yield _READABLE):
-                session.consume_input()
+                try:
+                    session.consume_input()
+                except Exception:
+                    if error is None:
+                        raise
+                    return error  # why the server has ended the connection
         result = session.get_result()
         if result is None:
             continue  # the end of what one statement has to say

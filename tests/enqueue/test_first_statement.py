@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.orm import Session
 
 from sqlane_sa import Queue, migrations
+from sqlane_sa.sqlstate import sqlstate
 from sqlane_sa.store import together
 from tests.performance.wire import Wire
 from tests.support import wait_until
@@ -353,6 +354,7 @@ def test_a_statement_that_is_ended_by_hand(queue: Queue, engine: sa.Engine, appl
     (error,) = errors
     assert error.connection_invalidated == (end == "terminate")
     assert isinstance(error, OperationalError)
+    assert sqlstate(error) == {"cancel": "57014", "terminate": "57P01"}[end]  # as the driver says it
     with on.begin() as conn:
         queue.enqueue(conn, "n", "kept")
     assert payloads(on) == ["kept"]

@@ -9,9 +9,12 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlane_sa import Job, JobContext, Queue, Worker, migrations
+from sqlane_sa.sqlstate import sqlstate
+from sqlane_sa.statement import Statement
 from sqlane_sa.store import last_step, together
 from tests.support import PARAMETER_LIKE, wait_until
 from tests.worker.conftest import SHORT
@@ -234,6 +237,17 @@ def test_an_exception_before_anything_is_sent(
     Worker(application(pool_reset_on_return=reset), queue, **SHORT | {"concurrency": 1}).run_until_idle()
     assert sql("SELECT id, status FROM sqlane_jobs ORDER BY id") == [(failed, "failed"), (good, "completed")]
     assert sql("SELECT id FROM effects") == [(good,)]
+
+
+def test_a_session_that_is_ended_meanwhile(queue: Queue, engine: sa.Engine) -> None:
+    """The error is the server's, which says why, as that of any other commit."""
+    ends = Statement("SELECT pg_terminate_backend(pg_backend_pid())", {}).numbered(queue.tables)
+    with engine.connect() as conn:
+        conn.execute(sa.text("SELECT 1"))
+        with pytest.raises(DBAPIError) as caught, together.commits_after(conn, [together.Part.of(ends, {})]):
+            conn.commit()
+        assert conn.invalidated
+    assert (caught.value.connection_invalidated, sqlstate(caught.value)) == (True, "57P01")
 
 
 @pytest.mark.parametrize("what", ["savepoint", "DROP TABLE scratch"])
