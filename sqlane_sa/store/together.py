@@ -45,22 +45,19 @@ class Part(NamedTuple):
 def sends_together(conn: Connection) -> bool:
     """Whether `commits_after` is for this transaction. Not where nothing may be prepared, as behind a pooler; nor where
     the next statement is about to be refused, or to wait for something else: those errors are the driver's."""
-    if conn.dialect.driver != "psycopg" or not _may_prepare(conn):
+    if conn.dialect.driver != "psycopg" or conn.connection.is_detached:
         return False
     raw: Any = conn.connection.driver_connection
     dbapi: Any = conn.dialect.loaded_dbapi
     states = dbapi.pq.TransactionStatus
     return (
-        raw.pgconn.transaction_status in (states.IDLE, states.INTRANS)
+        _may_prepare(raw, dbapi)
+        and raw.pgconn.transaction_status in (states.IDLE, states.INTRANS)
         and getattr(raw.commit, "__func__", None) is dbapi.Connection.commit  # not the application's, to be called
     )
 
 
-def _may_prepare(conn: Connection) -> bool:
-    if conn.connection.is_detached:
-        return False
-    raw: Any = conn.connection.driver_connection
-    dbapi: Any = conn.dialect.loaded_dbapi
+def _may_prepare(raw: Any, dbapi: Any) -> bool:
     return bool(
         raw.prepare_threshold is not None
         and not raw.autocommit
@@ -120,7 +117,7 @@ def _prepare(raw: Any, pq: Any, info: dict[Any, Any], parts: Sequence[Part]) -> 
 
 def begins_together(conn: Connection) -> bool:
     """Whether `with_begin` is for the next statement: the first of its transaction, and nobody else sends it."""
-    if conn.dialect.driver not in ("psycopg", "psycopg_async") or not _may_prepare(conn):
+    if conn.dialect.driver not in ("psycopg", "psycopg_async") or conn.connection.is_detached:
         return False
     raw: Any = conn.connection.driver_connection
     dbapi: Any = conn.dialect.loaded_dbapi
@@ -163,11 +160,19 @@ class _First(NamedTuple):
     statement: Numbered
 
     def is_it(self, raw: Any, sql: object, parameters: object) -> bool:
+        """As late as this: a listener may have made the transaction one that only reads, or have used it."""
         return (
             sql == self.sql
             and parameters == self.parameters
             and raw.pgconn.transaction_status == self.dbapi.pq.TransactionStatus.IDLE
+            and _may_prepare(raw, self.dbapi)
+            and self._has_room(raw)
         )
+
+    def _has_room(self, raw: Any) -> bool:
+        """Whether the session may keep one more: queues may be as many as tenants, and the server's memory is not."""
+        most = raw.prepared_max
+        return self.statement.name in self.known or most is None or len(self.known) < most
 
     def send(self, raw: Any) -> Waits:
         """A statement that is not prepared any more, or is although we do not know it, has a second try: nothing else
@@ -186,7 +191,10 @@ class _First(NamedTuple):
                     rest[0],
                     *([_preparation(raw, part)] * (not new)),
                 ]
-                error = yield from _exchanged(session, self.dbapi.pq, [*again, rest[1]])
+                second = yield from _exchanged(session, self.dbapi.pq, [*again, rest[1]])
+                # Of those again: it was a trigger's, and is what it was at first.
+                if second is None or _sqlstate(second, self.dbapi.pq) not in NOT_PREPARED:
+                    error = second
         except BaseException:
             session.finish()  # nobody knows what of the answers was read
             raise
@@ -214,21 +222,23 @@ def _first_cursor(factory: Any) -> Any:
 
         def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
             first, raw = self.first, self.connection
+            self._inserted = None
             if not first.is_it(raw, query, params):
                 return super().execute(query, params, **options)
-            self._inserted = 1
             return self._send_first_async() if asynchronous else self._send_first()
 
         def _send_first(self) -> Any:
             raw = self.connection
             with raw.lock:
                 self.first.refuse(raw, raw.wait(self.first.send(raw)))
+            self._inserted = 1
             return self
 
         async def _send_first_async(self) -> Any:
             raw = self.connection
             async with raw.lock:
                 self.first.refuse(raw, await raw.wait(self.first.send(raw)))
+            self._inserted = 1
             return self
 
     return Cursor

@@ -158,6 +158,23 @@ def test_a_read_only_connection_refuses_it(queue: Queue, application: Make, opti
     assert payloads(on) == [1] * (not options["postgresql_readonly"])
 
 
+def test_a_listener_that_makes_the_transaction_read_only(queue: Queue, application: Make) -> None:
+    """On the driver's own connection, when SQLAlchemy begins: after all that an enqueue can ask before."""
+    on = application()
+
+    @sa.event.listens_for(on, "begin")
+    def read_only(conn: sa.Connection) -> None:
+        raw: Any = conn.connection.driver_connection
+        raw.read_only = True
+
+    with on.connect() as conn:
+        with pytest.raises(DBAPIError, match="read-only"):
+            queue.enqueue(conn, "n")
+        conn.rollback()
+    sa.event.remove(on, "begin", read_only)
+    assert payloads(application()) == []
+
+
 def test_listeners_and_echo_see_it(queue: Queue, application: Make, caplog: pytest.LogCaptureFixture) -> None:
     on = application()
     seen: list[tuple[str, str, int | None]] = []
@@ -244,6 +261,53 @@ def test_what_the_database_refuses(queue: Queue, application: Make, prepared: bo
     assert payloads(on) == ["good"] * (2 * prepared) + [0, 1]
 
 
+@pytest.mark.parametrize("code", ["26000", "42P05"])
+def test_a_trigger_with_the_error_of_a_lost_statement(queue: Queue, application: Make, code: str) -> None:
+    """It is tried again, and is the trigger's still: so is what it says."""
+    on = application()
+    with on.begin() as conn:
+        queue.enqueue(conn, "n", "good")
+    with on.begin() as conn:
+        conn.exec_driver_sql(
+            f"""CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+            BEGIN RAISE EXCEPTION 'not today' USING ERRCODE = '{code}'; END $$;
+            CREATE TRIGGER refuse BEFORE INSERT ON sqlane_payloads FOR EACH ROW EXECUTE FUNCTION refuse()"""
+        )
+    for _ in range(2):
+        with on.connect() as conn, pytest.raises(DBAPIError, match="not today") as caught:
+            queue.enqueue(conn, "n", "bad")
+        assert sqlstate(caught.value) == code
+    with on.begin() as conn:
+        conn.exec_driver_sql("DROP TRIGGER refuse ON sqlane_payloads")
+        assert conn.scalar(sa.text("SELECT count(*) FROM sqlane_jobs")) == 1
+
+
+def test_a_listener_that_uses_the_cursor_itself(queue: Queue, application: Make) -> None:
+    """Its count of rows is that of the last statement, and of none that failed."""
+    on = application()
+    counts: list[int] = []
+
+    @sa.event.listens_for(on, "do_execute")
+    def twice(cursor: Any, statement: str, parameters: Any, context: Any) -> bool | None:
+        if "INSERT INTO sqlane_jobs" not in statement:
+            return None
+        try:
+            cursor.execute(statement, parameters)
+            counts.append(cursor.rowcount)
+            cursor.execute("SELECT 1 UNION SELECT 2")
+        finally:
+            counts.append(cursor.rowcount)
+        return True
+
+    with on.begin() as conn:
+        queue.enqueue(conn, "n")
+    with on.begin() as conn:
+        conn.exec_driver_sql("ALTER TABLE sqlane_jobs ADD CHECK (priority < 100)")
+    with on.connect() as conn, pytest.raises(IntegrityError):
+        queue.enqueue(conn, "n", priority=100)
+    assert counts == [1, 2, -1]
+
+
 @pytest.mark.parametrize("what", ["DEALLOCATE ALL", "DISCARD ALL"])
 def test_a_session_that_has_lost_the_statement(queue: Queue, application: Make, what: str) -> None:
     on = application()
@@ -325,6 +389,28 @@ def test_two_queues_on_one_connection(queue: Queue, application: Make) -> None:
             each.enqueue(conn, "n")
     with on.connect() as conn:
         for each in (queue, other):
+            assert conn.scalar(sa.select(sa.func.count()).select_from(each.tables.jobs)) == 2
+
+
+def test_as_many_queues_as_tenants(queue: Queue, application: Make) -> None:
+    """A session keeps no more statements than psycopg is to prepare, however many queues use it."""
+    queues = [queue, *(Queue(prefix=f"tenant{n}_") for n in range(3))]
+    on = application()
+
+    @sa.event.listens_for(on, "connect")
+    def limit(connection: Any, record: Any) -> None:
+        connection.prepared_max = 2
+
+    for each in queues[1:]:
+        each.define("n")
+        migrations.apply(on, each)
+    for each in queues + queues:
+        with on.begin() as conn:
+            each.enqueue(conn, "n")
+    with on.connect() as conn:
+        ours = sa.text("SELECT count(*) FROM pg_prepared_statements WHERE name LIKE 'sqlane%'")
+        assert conn.scalar(ours) == 2
+        for each in queues:
             assert conn.scalar(sa.select(sa.func.count()).select_from(each.tables.jobs)) == 2
 
 
