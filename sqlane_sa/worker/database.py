@@ -236,14 +236,24 @@ class Database:
                 store.pin_session(conn, idle_limit=self._deadlines.idle_limit)
         return conn
 
+    def let_go(self) -> None:
+        """Close a connection that is not needed for a while: a server has few. The next use opens one."""
+        conn = self._taken()
+        if conn is not None:
+            conn.close()
+
     def close(self) -> None:
         """Close the connection, also a broken one."""
-        conn, self._conn = self._conn, None
-        number, self._number = self._number, None
-        if number is not None:
-            close(number)
+        conn = self._taken()
         if conn is not None:
             try:
                 conn.invalidate()
             finally:
                 conn.close()
+
+    def _taken(self) -> Connection | None:
+        conn, self._conn = self._conn, None
+        number, self._number = self._number, None
+        if number is not None:
+            close(number)
+        return conn

@@ -19,7 +19,8 @@ MAX_TRIES = 25
 
 
 class Heartbeat:
-    """Renews every lease / 3, so that two beats may fail before a lease ends."""
+    """Renews every lease / 3, so that two beats may fail before a lease ends. The connection is kept while there is
+    something to renew."""
 
     def __init__(self, database: Database, tables: Tables, jobs: RunningJobs, lease: float) -> None:
         self._database = database
@@ -41,6 +42,7 @@ class Heartbeat:
     def renew(self) -> None:
         jobs = [job for job in self._jobs.snapshot() if job.cancelled != LEASE_LOST]
         if not jobs:
+            self._database.let_go()
             return
         # Taken before the statement: the lease that counts is at least as long as what is noted here.
         before = time.monotonic()

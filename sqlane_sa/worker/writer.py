@@ -11,6 +11,9 @@ from sqlane_sa.worker.database import Database
 from sqlane_sa.worker.outcomes import complete_at_once, is_simple, may_be_one_rows, results_to_write
 from sqlane_sa.worker.running import RunningJobs
 
+KEEP = 10.0
+"""Seconds without anything to write, until the connection is closed."""
+
 
 class Writer:
     """Takes results that have gathered, and leaves to the loop what is more than a completion: other outcomes, and
@@ -26,7 +29,8 @@ class Writer:
         jobs = self._jobs
         jobs.gathered.clear()
         jobs.writer_ready = jobs.writer_waits = True
-        if not jobs.many_gathered:
+        if not (jobs.many_gathered or jobs.gathered.wait(KEEP)):
+            self._database.let_go()
             jobs.gathered.wait()
         jobs.writer_waits = False
         try:

@@ -17,6 +17,7 @@ from sqlane_sa.worker.database import Connector
 from sqlane_sa.worker.deadlines import UNLIMITED
 from sqlane_sa.worker.heartbeat import Heartbeat
 from sqlane_sa.worker.running import LEASE_LOST, RunningJob, RunningJobs
+from tests.support import wait_until
 from tests.worker.clock import Clock
 
 LEASE = 60.0
@@ -160,6 +161,21 @@ def test_where_no_part_can_be_renewed_the_fault_is_not_in_single_rows(
     with pytest.raises(DataError):
         heartbeat.renew()
     assert len(tries) == 25
+
+
+def test_it_keeps_no_connection_while_there_is_nothing_to_renew(
+    heartbeat: Heartbeat, running: RunningJob, queue: Queue, jobs: RunningJobs, sql: Any
+) -> None:
+    for _ in range(2):
+        running.lease_end = 0.0
+        heartbeat.renew()
+        assert running.lease_end > 0.0
+        assert heartbeat._database._conn is not None
+        pid = heartbeat._database._conn.scalar(sa.text("SELECT pg_backend_pid()"))
+        jobs.remove([(running, None)])
+        heartbeat.renew()
+        wait_until(lambda pid=pid: sql("SELECT FROM pg_stat_activity WHERE pid = :pid", pid=pid) == [])
+        jobs.add(running)
 
 
 def test_each_lease_is_renewed_twice_before_it_ends_and_once_more(

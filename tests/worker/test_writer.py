@@ -16,6 +16,7 @@ from sqlane_sa.values.job import ClaimedJob
 from sqlane_sa.values.outcome import Completed, Released
 from sqlane_sa.worker import results as results_module
 from sqlane_sa.worker import running
+from sqlane_sa.worker import writer as module
 from sqlane_sa.worker.capacity import MAX_AHEAD
 from sqlane_sa.worker.database import Connector
 from sqlane_sa.worker.deadlines import UNLIMITED
@@ -25,6 +26,7 @@ from sqlane_sa.worker.running import LEASE_LOST, RunningJob, RunningJobs
 from sqlane_sa.worker.writer import Writer
 from tests.support import wait_until
 
+CONNECTIONS = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'a worker'"
 STATUSES = "SELECT job_name, status, attempts, count(*) FROM sqlane_jobs GROUP BY 1, 2, 3"
 
 
@@ -55,6 +57,25 @@ def test_it_completes_beside_the_claims(queue: Queue, engine: sa.Engine, work: A
     assert set(runs.values()) == {1}
     assert len(runs) == 3000
     assert not worker._parts.jobs
+
+
+@pytest.mark.usefixtures("few")
+def test_it_keeps_no_connection_while_there_is_nothing_to_write(
+    queue: Queue, engine: sa.Engine, database_url: str, work: Any, sql: Any, monkeypatch: Any
+) -> None:
+    """A server has few: idle writers of many workers would keep others from writing their results. And it opens one
+    again."""
+    monkeypatch.setattr(module, "KEEP", 0.01)
+    queue.job("plain")(lambda payload: None)
+    on = sa.create_engine(database_url, connect_args={"application_name": "a worker"})
+    jobs = work(engine=on)._parts.jobs
+    for _ in range(2):
+        before = jobs.written
+        while jobs.written == before:  # the loop may have been faster
+            fill(engine, queue, "plain", 1000)
+            wait_until(lambda: {row.status for row in sql(STATUSES)} == {"completed"})
+        wait_until(lambda: len(sql(CONNECTIONS)) == len(["loop", "listener", "sweeper"]))
+    on.dispose()
 
 
 @pytest.mark.usefixtures("few")
