@@ -67,8 +67,9 @@ def test_one_round_trip(queue: Queue, run: Any, enqueue: Any, sql: Sql, exchange
         ("writes", "completed"),
     ]
     # Each statement is prepared once: two, and a third that frees keys. Then all of them and COMMIT; and BEGIN, unless
-    # the handler has written something, or the session was asked what is prepared there.
-    assert exchanges == [1, 1, 3, 4, 1, 4]
+    # the handler has written something, or the session was asked what is prepared there. Whether the job with a key
+    # comes second or last depends on which of two claims is first.
+    assert exchanges in ([1, 1, 3, 4, 1, 4], [1, 1, 3, 1, 4, 4])
     assert sql("SELECT count(*) FROM sqlane_mutexes") == [(0,)]
 
 
